@@ -1,0 +1,386 @@
+//! Looking without touching: counts, the ledger, live leases, jobs, the audit trail.
+//!
+//! These views are what the command line and a dashboard are made of. Each is paged, and none scans.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::clock::Timestamp;
+use crate::error::{Error, ErrorKind, Result};
+use crate::job::{JobId, JobRecord, JobState, Kind, QueueName};
+use crate::lease::{Cause, FencingToken, LeaseEnd, Progress};
+use crate::store::Store;
+
+/// A question for a store.
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub enum Query {
+    /// All queues of the namespace: [`View::Queues`].
+    Queues,
+    /// The live leases, by deadline: [`View::Leases`].
+    Leases {
+        /// Which.
+        filter: LeaseFilter,
+        /// Which part of them.
+        page: Page,
+    },
+    /// The jobs of a queue in a state, in the order in which they will be served (ready, scheduled,
+    /// leased) or were settled (completed, dead, cancelled): [`View::Jobs`].
+    Jobs {
+        /// The queue.
+        queue: QueueName,
+        /// Their state.
+        state: JobState,
+        /// Which part of them.
+        page: Page,
+    },
+    /// One job: [`View::Job`].
+    Job(JobId),
+    /// The commands on record, newest first: [`View::Audit`].
+    Audit {
+        /// Which part of them.
+        page: Page,
+    },
+}
+
+/// Which live leases.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct LeaseFilter {
+    /// Of this queue.
+    pub queue: Option<QueueName>,
+    /// Of this owner.
+    pub owner: Option<Arc<str>>,
+    /// For this task.
+    pub task: Option<Arc<str>>,
+}
+
+/// A part of a long answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Page {
+    /// Where the last page ended. Opaque, and good for the same query only.
+    pub after: Option<String>,
+    /// How many rows at most. 1 to 1,000.
+    pub rows: usize,
+}
+
+impl Page {
+    /// The first `rows` rows.
+    pub fn first(rows: usize) -> Self {
+        Self { after: None, rows }
+    }
+}
+
+/// The answer to a [`Query`], of the same name.
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub enum View {
+    /// One row per queue, by name.
+    Queues(Vec<QueueView>),
+    /// A page of live leases.
+    Leases(Paged<LeaseView>),
+    /// A page of jobs.
+    Jobs(Paged<JobView>),
+    /// One job, if it is there.
+    Job(Option<Box<JobView>>),
+    /// A page of the audit trail.
+    Audit(Paged<AuditView>),
+}
+
+/// Rows, and where to go on.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Paged<T> {
+    /// The rows.
+    pub rows: Vec<T>,
+    /// For [`Page::after`]; none at the end.
+    pub next: Option<String>,
+}
+
+/// One queue at a glance.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct QueueView {
+    /// Its name.
+    pub queue: QueueName,
+    /// Whether it grants nothing.
+    pub paused: bool,
+    /// Whether a waiting retry lets the next job of its exclusive key go.
+    pub relaxed: bool,
+    /// Jobs by state.
+    pub counts: Counts,
+    /// What became of its leases.
+    pub ledger: Ledger,
+    /// How long the job that is next in line has been due.
+    pub oldest_ready: Option<Duration>,
+}
+
+/// Jobs by state. Completed ones only while they are retained.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Counts {
+    /// Waiting for their time.
+    pub scheduled: u64,
+    /// Waiting for a claim, those parked behind their exclusive key included.
+    pub ready: u64,
+    /// Of the ready ones: waiting behind another job of their exclusive key.
+    pub parked: u64,
+    /// Held by workers.
+    pub leased: u64,
+    /// Done and retained.
+    pub completed: u64,
+    /// Given up.
+    pub dead: u64,
+    /// Called off and retained.
+    pub cancelled: u64,
+}
+
+impl Counts {
+    /// The count of one state.
+    pub const fn of(&self, state: JobState) -> u64 {
+        match state {
+            JobState::Scheduled => self.scheduled,
+            JobState::Ready => self.ready,
+            JobState::Leased => self.leased,
+            JobState::Completed => self.completed,
+            JobState::Dead => self.dead,
+            JobState::Cancelled => self.cancelled,
+        }
+    }
+}
+
+/// The honest ledger of a queue: every lease ends exactly once, and is counted where it ended.
+///
+/// Kept by the store in the same step as the change, so that a killed worker loses no count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Ledger {
+    /// Jobs stored.
+    pub enqueued: u64,
+    /// Leases granted.
+    pub granted: u64,
+    /// Released: done.
+    pub completed: u64,
+    /// Released: again later.
+    pub retried: u64,
+    /// Released: handed back.
+    pub surrendered: u64,
+    /// Released: given up.
+    pub buried: u64,
+    /// Released after a cancel.
+    pub cancelled: u64,
+    /// Expired because nobody renewed.
+    pub expired_deadline: u64,
+    /// Expired because the handler showed no progress.
+    pub expired_stalled: u64,
+    /// Expired because of age.
+    pub expired_lifetime: u64,
+    /// Ended by an operator.
+    pub revoked: u64,
+    /// Leases that live. Counted from the leases themselves, not from the other numbers.
+    pub live: u64,
+    /// Settlements that came after the deadline, and before anybody else was granted the job.
+    pub late: u64,
+    /// Calls refused as stale: renew, settle, checkpoint.
+    pub fenced: u64,
+    /// Settled jobs deleted past their retention.
+    pub pruned: u64,
+    /// Jobs deleted by an operator.
+    pub purged: u64,
+}
+
+impl Ledger {
+    /// Ended by their holders.
+    pub const fn released(&self) -> u64 {
+        self.completed + self.retried + self.surrendered + self.buried + self.cancelled
+    }
+
+    /// Expired, whatever the cause.
+    pub const fn expired(&self) -> u64 {
+        self.expired_deadline + self.expired_stalled + self.expired_lifetime
+    }
+
+    /// Invariant I9: granted = released + expired + revoked + live.
+    pub const fn balances(&self) -> bool {
+        self.granted == self.released() + self.expired() + self.revoked + self.live
+    }
+
+    /// Counts one end.
+    pub(crate) fn count(&mut self, end: LeaseEnd) {
+        *match end {
+            LeaseEnd::Completed => &mut self.completed,
+            LeaseEnd::Retried => &mut self.retried,
+            LeaseEnd::Surrendered => &mut self.surrendered,
+            LeaseEnd::Buried => &mut self.buried,
+            LeaseEnd::Cancelled => &mut self.cancelled,
+            LeaseEnd::Expired(Cause::Deadline) => &mut self.expired_deadline,
+            LeaseEnd::Expired(Cause::Stalled) => &mut self.expired_stalled,
+            LeaseEnd::Expired(Cause::Lifetime) => &mut self.expired_lifetime,
+            LeaseEnd::Revoked => &mut self.revoked,
+        } += 1;
+    }
+
+    /// The sum of two ledgers.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        Self {
+            enqueued: self.enqueued + other.enqueued,
+            granted: self.granted + other.granted,
+            completed: self.completed + other.completed,
+            retried: self.retried + other.retried,
+            surrendered: self.surrendered + other.surrendered,
+            buried: self.buried + other.buried,
+            cancelled: self.cancelled + other.cancelled,
+            expired_deadline: self.expired_deadline + other.expired_deadline,
+            expired_stalled: self.expired_stalled + other.expired_stalled,
+            expired_lifetime: self.expired_lifetime + other.expired_lifetime,
+            revoked: self.revoked + other.revoked,
+            live: self.live + other.live,
+            late: self.late + other.late,
+            fenced: self.fenced + other.fenced,
+            pruned: self.pruned + other.pruned,
+            purged: self.purged + other.purged,
+        }
+    }
+}
+
+/// One live lease.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct LeaseView {
+    /// Its queue.
+    pub queue: QueueName,
+    /// Its job.
+    pub job: JobId,
+    /// The job's type.
+    pub kind: Kind,
+    /// Its token.
+    pub token: FencingToken,
+    /// The worker that may renew it.
+    pub owner: Arc<str>,
+    /// The run that the worker serves.
+    pub task: Arc<str>,
+    /// The job's attempt.
+    pub attempt: u32,
+    /// When it was granted.
+    pub granted_at: Timestamp,
+    /// Until it expires; zero if it is overdue.
+    pub time_left: Duration,
+    /// What each renewal extends it by.
+    pub term: Duration,
+    /// How often it was renewed.
+    pub renewals: u32,
+    /// Whether its holder is asked to stop.
+    pub cancel: bool,
+    /// The last progress shown.
+    pub progress: Option<Progress>,
+}
+
+/// One job, with everything that is known of it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct JobView {
+    /// Its queue.
+    pub queue: QueueName,
+    /// Where it stands.
+    pub state: JobState,
+    /// Whether it waits behind another job of its exclusive key.
+    pub parked: bool,
+    /// What is stored of it.
+    pub job: Arc<JobRecord>,
+    /// Its live lease.
+    pub lease: Option<LeaseView>,
+    /// When it was settled.
+    pub settled_at: Option<Timestamp>,
+}
+
+/// One command on record.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct AuditView {
+    /// When.
+    pub at: Timestamp,
+    /// Who.
+    pub actor: String,
+    /// Why.
+    pub reason: String,
+    /// What, in words.
+    pub command: String,
+    /// How many jobs, leases or queues it changed.
+    pub done: u64,
+    /// The leases that it ended, up to a hundred, by token.
+    pub tokens: Vec<FencingToken>,
+}
+
+/// All queues.
+pub async fn queues(store: &dyn Store) -> Result<Vec<QueueView>> {
+    match store.inspect(Query::Queues).await? {
+        View::Queues(queues) => Ok(queues),
+        other => Err(mismatch(&other)),
+    }
+}
+
+/// One queue; an empty view if nothing was ever enqueued there.
+pub async fn queue(store: &dyn Store, name: &QueueName) -> Result<Option<QueueView>> {
+    Ok(queues(store)
+        .await?
+        .into_iter()
+        .find(|view| view.queue == *name))
+}
+
+/// The ledger of all queues together.
+pub async fn ledger(store: &dyn Store) -> Result<Ledger> {
+    let queues = queues(store).await?;
+    Ok(queues
+        .iter()
+        .fold(Ledger::default(), |sum, view| sum.plus(&view.ledger)))
+}
+
+/// A page of live leases.
+pub async fn leases(
+    store: &dyn Store,
+    filter: LeaseFilter,
+    page: Page,
+) -> Result<Paged<LeaseView>> {
+    match store.inspect(Query::Leases { filter, page }).await? {
+        View::Leases(leases) => Ok(leases),
+        other => Err(mismatch(&other)),
+    }
+}
+
+/// A page of jobs.
+pub async fn jobs(
+    store: &dyn Store,
+    queue: QueueName,
+    state: JobState,
+    page: Page,
+) -> Result<Paged<JobView>> {
+    match store.inspect(Query::Jobs { queue, state, page }).await? {
+        View::Jobs(jobs) => Ok(jobs),
+        other => Err(mismatch(&other)),
+    }
+}
+
+/// One job.
+pub async fn job(store: &dyn Store, id: JobId) -> Result<Option<Box<JobView>>> {
+    match store.inspect(Query::Job(id)).await? {
+        View::Job(job) => Ok(job),
+        other => Err(mismatch(&other)),
+    }
+}
+
+/// A page of the audit trail.
+pub async fn audit(store: &dyn Store, page: Page) -> Result<Paged<AuditView>> {
+    match store.inspect(Query::Audit { page }).await? {
+        View::Audit(audit) => Ok(audit),
+        other => Err(mismatch(&other)),
+    }
+}
+
+fn mismatch(view: &View) -> Error {
+    let got = match view {
+        View::Queues(_) => "queues",
+        View::Leases(_) => "leases",
+        View::Jobs(_) => "jobs",
+        View::Job(_) => "job",
+        View::Audit(_) => "audit",
+    };
+    Error::new(
+        ErrorKind::Unexpected,
+        format!("the store answered another question, with {got}"),
+    )
+}

@@ -1,0 +1,741 @@
+//! Jobs: what is stored, and what a caller asks to be stored. Data only, no I/O.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+use crate::lease::{EndedLease, FencingToken};
+use crate::retry::RetryPolicy;
+
+/// The limits of the contract. They hold in every store, whatever its engine could bear.
+pub mod limits {
+    use std::time::Duration;
+
+    /// Bytes in a namespace, queue or kind name.
+    pub const NAME_BYTES: usize = 128;
+    /// Bytes in a unique or exclusive key.
+    pub const KEY_BYTES: usize = 256;
+    /// Bytes in one payload. Larger things belong in a blob store, with their address in the job.
+    pub const PAYLOAD_BYTES: usize = 256 * 1024;
+    /// Bytes in one checkpoint, and in one result.
+    pub const CHECKPOINT_BYTES: usize = 256 * 1024;
+    /// Headers on one job.
+    pub const HEADERS: usize = 64;
+    /// Bytes in all headers of one job, names and values together.
+    pub const HEADER_BYTES: usize = 16 * 1024;
+    /// Bytes kept of a failure's reason: enough for an error chain, not for a core dump.
+    pub const REASON_BYTES: usize = 4 * 1024;
+    /// Bytes in an owner, a task, an actor.
+    pub const OWNER_BYTES: usize = 256;
+    /// Jobs, settlements, beats or checkpoints in one call.
+    pub const CALL_ITEMS: usize = 10_000;
+    /// Bytes of payloads in one call.
+    pub const CALL_BYTES: usize = 16 * 1024 * 1024;
+    /// Leases in one claim, and so in one grant.
+    pub const GRANT_LEASES: usize = 1_000;
+    /// Bytes of jobs in one grant.
+    pub const GRANT_BYTES: usize = 4 * 1024 * 1024;
+    /// Overdue leases expired, and due jobs promoted, in one step: bounds how long a step holds the
+    /// store when a whole fleet died at once.
+    pub const STEP_JOBS: usize = 1_000;
+    /// Priorities run from 0, served first, to 7.
+    pub const PRIORITY_MAX: u8 = 7;
+    /// A lower expiry limit would bury a job before it could become a suspect.
+    pub const EXPIRIES_MIN: u32 = 3;
+    /// Ended leases remembered with a job.
+    pub const HISTORY: usize = 8;
+    /// The longest term, delay, window, retention or lifetime: ten years.
+    pub const DURATION_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+    /// Rows in one page of an inspection.
+    pub const PAGE_ROWS: usize = 1_000;
+}
+
+macro_rules! name {
+    ($(#[$doc:meta])* $type:ident, $field:literal) => {
+        $(#[$doc])*
+        ///
+        /// 1 to 128 characters out of `A–Z a–z 0–9 _ . -`.
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $type(Arc<str>);
+
+        impl $type {
+            /// Checks the name.
+            pub fn new(name: impl AsRef<str>) -> Result<Self> {
+                let name = name.as_ref();
+                check_name($field, name)?;
+                Ok(Self(name.into()))
+            }
+
+            /// The name as text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&*self.0, f)
+            }
+        }
+
+        impl Borrow<str> for $type {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = Error;
+            fn from_str(name: &str) -> Result<Self> {
+                Self::new(name)
+            }
+        }
+
+        impl TryFrom<String> for $type {
+            type Error = Error;
+            fn try_from(name: String) -> Result<Self> {
+                Self::new(name)
+            }
+        }
+
+        impl TryFrom<&str> for $type {
+            type Error = Error;
+            fn try_from(name: &str) -> Result<Self> {
+                Self::new(name)
+            }
+        }
+
+        impl From<$type> for String {
+            fn from(name: $type) -> Self {
+                name.0.as_ref().to_owned()
+            }
+        }
+    };
+}
+
+name!(
+    /// The name of a queue: one line of jobs.
+    QueueName, "queue"
+);
+name!(
+    /// The name of a job's type.
+    Kind, "kind"
+);
+name!(
+    /// The name of an application's share of a store.
+    Namespace, "namespace"
+);
+
+impl Default for QueueName {
+    fn default() -> Self {
+        Self("default".into())
+    }
+}
+
+impl Default for Namespace {
+    fn default() -> Self {
+        Self("leasehold".into())
+    }
+}
+
+fn check_name(field: &'static str, name: &str) -> Result<()> {
+    let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'.' | b'-');
+    if name.is_empty() || name.len() > limits::NAME_BYTES {
+        let limit = format!("1 to {} bytes", limits::NAME_BYTES);
+        return Err(Error::invalid(
+            field,
+            format!("{} bytes", name.len()),
+            limit,
+        ));
+    }
+    if let Some(at) = name.bytes().position(|c| !allowed(c)) {
+        let found = format!("byte 0x{:02x} at {at}", name.as_bytes()[at]);
+        return Err(Error::invalid(field, found, "A-Z a-z 0-9 _ . -"));
+    }
+    Ok(())
+}
+
+/// A unique or exclusive key: any UTF-8, up to 256 bytes.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Key(Arc<str>);
+
+impl Key {
+    /// Checks the key's length.
+    pub fn new(key: impl AsRef<str>) -> Result<Self> {
+        let key = key.as_ref();
+        if key.len() > limits::KEY_BYTES {
+            let limit = format!("{} bytes", limits::KEY_BYTES);
+            return Err(Error::invalid("key", format!("{} bytes", key.len()), limit));
+        }
+        Ok(Self(key.into()))
+    }
+
+    /// The key as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl TryFrom<String> for Key {
+    type Error = Error;
+    fn try_from(key: String) -> Result<Self> {
+        Self::new(key)
+    }
+}
+
+impl From<Key> for String {
+    fn from(key: Key) -> Self {
+        key.0.as_ref().to_owned()
+    }
+}
+
+/// A job's id: a UUIDv7 made by the client, so that a repeated enqueue is the same enqueue.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct JobId(Uuid);
+
+impl JobId {
+    /// A new id, in time order with the others of this process.
+    pub fn generate() -> Self {
+        Self(Uuid::now_v7())
+    }
+
+    /// The id as 16 bytes.
+    pub fn as_bytes(&self) -> &[u8; 16] {
+        self.0.as_bytes()
+    }
+
+    /// An id from its 16 bytes.
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(Uuid::from_bytes(bytes))
+    }
+}
+
+impl fmt::Display for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Debug for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl FromStr for JobId {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        Uuid::parse_str(text).map(Self).map_err(|_| {
+            Error::invalid("job id", format!("{} bytes of text", text.len()), "a UUID")
+        })
+    }
+}
+
+/// Where a job stands. A job is in exactly one of these.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobState {
+    /// Waits for its time.
+    Scheduled,
+    /// Waits for a claim (or, behind another job of its exclusive key, for its turn).
+    Ready,
+    /// A worker holds its lease.
+    Leased,
+    /// Done.
+    Completed,
+    /// Given up.
+    Dead,
+    /// Called off.
+    Cancelled,
+}
+
+impl JobState {
+    /// All states, in the order of a job's life.
+    pub const ALL: [Self; 6] = [
+        Self::Scheduled,
+        Self::Ready,
+        Self::Leased,
+        Self::Completed,
+        Self::Dead,
+        Self::Cancelled,
+    ];
+
+    /// The state's one spelling.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Scheduled => "scheduled",
+            Self::Ready => "ready",
+            Self::Leased => "leased",
+            Self::Completed => "completed",
+            Self::Dead => "dead",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// Whether the job's life is over.
+    pub const fn is_settled(self) -> bool {
+        matches!(self, Self::Completed | Self::Dead | Self::Cancelled)
+    }
+}
+
+impl fmt::Display for JobState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for JobState {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|state| state.as_str() == text)
+            .ok_or_else(|| {
+                Error::invalid(
+                    "state",
+                    format!("{text:?}"),
+                    "scheduled ready leased completed dead cancelled",
+                )
+            })
+    }
+}
+
+/// A key that only one job of a queue may have at a time.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct UniqueKey {
+    /// The key.
+    pub key: Key,
+    /// Without a window the key is held until the job is completed, dead, cancelled or purged. With
+    /// one it is held for that long from the enqueue, whatever becomes of the job.
+    pub window: Option<Duration>,
+}
+
+/// The choices that can be made for one job. What is `None` is decided by the worker's queue.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct JobOptions {
+    /// 0, served first, to 7.
+    pub priority: u8,
+    /// The lease's term.
+    pub term: Option<Duration>,
+    /// No renewal carries the lease beyond this age.
+    pub max_lifetime: Option<Duration>,
+    /// How long one run of the handler may take.
+    pub timeout: Option<Duration>,
+    /// How long the handler may run without showing progress.
+    pub stall_limit: Option<Duration>,
+    /// Failures after which the worker buries the job.
+    pub max_failures: Option<u32>,
+    /// Expiries after which the store buries the job. At least 3.
+    pub max_expiries: u32,
+    /// How long to wait between failures.
+    pub retry: Option<RetryPolicy>,
+    /// How long to keep the job once completed. None: not at all.
+    pub retention: Option<Duration>,
+}
+
+impl JobOptions {
+    /// Priority where nobody chose one: room on both sides.
+    pub const DEFAULT_PRIORITY: u8 = 4;
+    /// Expiries where nobody chose a limit: one more than makes a suspect, and one to spare.
+    pub const DEFAULT_MAX_EXPIRIES: u32 = 5;
+}
+
+impl Default for JobOptions {
+    fn default() -> Self {
+        Self {
+            priority: Self::DEFAULT_PRIORITY,
+            term: None,
+            max_lifetime: None,
+            timeout: None,
+            stall_limit: None,
+            max_failures: None,
+            max_expiries: Self::DEFAULT_MAX_EXPIRIES,
+            retry: None,
+            retention: None,
+        }
+    }
+}
+
+/// Name and value pairs that travel with a job: trace context and the like.
+pub type Headers = Vec<(String, String)>;
+
+/// A typed job: the struct you enqueue and your handler receives.
+///
+/// ```
+/// # use serde::{Deserialize, Serialize};
+/// #[derive(Serialize, Deserialize)]
+/// struct Resize { image: String, width: u32 }
+///
+/// impl leasehold::Job for Resize {
+///     const KIND: &'static str = "resize";
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a job",
+    label = "implement `leasehold::Job` for this type",
+    note = "a job names its kind: `impl leasehold::Job for {Self} {{ const KIND: &'static str = \"…\"; }}`",
+    note = "and must be `serde::Serialize + serde::Deserialize`"
+)]
+pub trait Job: Serialize + DeserializeOwned + Send + Sync + 'static {
+    /// The kind under which it is stored. Rename the struct at will; renaming this orphans the
+    /// jobs already stored.
+    const KIND: &'static str;
+
+    /// The queue it goes to unless the caller names another.
+    const QUEUE: &'static str = "default";
+
+    /// The choices for jobs of this kind.
+    fn options(&self) -> JobOptions {
+        JobOptions::default()
+    }
+}
+
+/// A job to be stored.
+///
+/// Built from a typed [`Job`] and adjusted by chaining:
+/// ```
+/// # use serde::{Deserialize, Serialize};
+/// # use std::time::Duration;
+/// # #[derive(Serialize, Deserialize)] struct Resize { image: String }
+/// # impl leasehold::Job for Resize { const KIND: &'static str = "resize"; }
+/// # fn main() -> leasehold::Result<()> {
+/// let job = leasehold::NewJob::of(&Resize { image: "cat.png".into() })?
+///     .delay(Duration::from_secs(60))
+///     .unique("resize cat.png")?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub struct NewJob {
+    /// The line it joins.
+    pub queue: QueueName,
+    /// Its type.
+    pub kind: Kind,
+    /// What the handler decodes. JSON, unless both sides agree on something else.
+    pub payload: Bytes,
+    /// Travels along, unread.
+    pub headers: Headers,
+    /// How long after the enqueue it falls due, on the store's clock.
+    pub delay: Duration,
+    /// Only one job of the queue may have this key.
+    pub unique: Option<UniqueKey>,
+    /// Only one job of the queue with this key is leased at a time.
+    pub exclusive: Option<Key>,
+    /// Everything else.
+    pub options: JobOptions,
+}
+
+impl NewJob {
+    /// A job of `kind` in `queue`, with a payload that is already encoded.
+    pub fn raw(queue: QueueName, kind: Kind, payload: impl Into<Bytes>) -> Self {
+        Self {
+            queue,
+            kind,
+            payload: payload.into(),
+            headers: Headers::new(),
+            delay: Duration::ZERO,
+            unique: None,
+            exclusive: None,
+            options: JobOptions::default(),
+        }
+    }
+
+    /// A typed job, encoded as JSON.
+    pub fn of<J: Job>(job: &J) -> Result<Self> {
+        let payload = serde_json::to_vec(job).map_err(|e| {
+            Error::invalid(
+                "payload",
+                "a value that does not encode",
+                "what serde_json can encode",
+            )
+            .caused_by(e)
+        })?;
+        let mut new = Self::raw(QueueName::new(J::QUEUE)?, Kind::new(J::KIND)?, payload);
+        new.options = job.options();
+        Ok(new)
+    }
+
+    /// Puts it into another queue.
+    pub fn queue(mut self, queue: impl AsRef<str>) -> Result<Self> {
+        self.queue = QueueName::new(queue)?;
+        Ok(self)
+    }
+
+    /// Makes it due later.
+    #[must_use]
+    pub fn delay(mut self, delay: Duration) -> Self {
+        self.delay = delay;
+        self
+    }
+
+    /// 0, served first, to 7.
+    #[must_use]
+    pub fn priority(mut self, priority: u8) -> Self {
+        self.options.priority = priority;
+        self
+    }
+
+    /// Refuses a second job with this key while this one lives.
+    pub fn unique(mut self, key: impl AsRef<str>) -> Result<Self> {
+        self.unique = Some(UniqueKey {
+            key: Key::new(key)?,
+            window: None,
+        });
+        Ok(self)
+    }
+
+    /// Refuses a second job with this key for `window` from now.
+    pub fn unique_for(mut self, key: impl AsRef<str>, window: Duration) -> Result<Self> {
+        self.unique = Some(UniqueKey {
+            key: Key::new(key)?,
+            window: Some(window),
+        });
+        Ok(self)
+    }
+
+    /// Runs the jobs of this key one at a time, in the order in which they fell due.
+    pub fn exclusive(mut self, key: impl AsRef<str>) -> Result<Self> {
+        self.exclusive = Some(Key::new(key)?);
+        Ok(self)
+    }
+
+    /// Adds a header.
+    #[must_use]
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.headers.push((name.into(), value.into()));
+        self
+    }
+
+    /// Replaces the options.
+    #[must_use]
+    pub fn options(mut self, options: JobOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Keeps the job for this long once it is completed.
+    #[must_use]
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.options.retention = Some(retention);
+        self
+    }
+
+    /// Bytes that count against the limit of a call.
+    pub fn weight(&self) -> usize {
+        self.payload.len() + header_bytes(&self.headers)
+    }
+
+    /// Checks every limit of the contract.
+    pub fn validate(&self) -> Result<()> {
+        at_most(
+            "payload",
+            self.payload.len(),
+            limits::PAYLOAD_BYTES,
+            "bytes",
+        )?;
+        at_most("headers", self.headers.len(), limits::HEADERS, "headers")?;
+        at_most(
+            "headers",
+            header_bytes(&self.headers),
+            limits::HEADER_BYTES,
+            "bytes",
+        )?;
+        let options = &self.options;
+        at_most(
+            "priority",
+            options.priority.into(),
+            limits::PRIORITY_MAX.into(),
+            "",
+        )?;
+        if options.max_expiries < limits::EXPIRIES_MIN {
+            let limit = format!("at least {}", limits::EXPIRIES_MIN);
+            return Err(Error::invalid("max_expiries", options.max_expiries, limit));
+        }
+        duration("delay", self.delay)?;
+        for (field, value) in [
+            ("term", options.term),
+            ("max_lifetime", options.max_lifetime),
+            ("timeout", options.timeout),
+            ("stall_limit", options.stall_limit),
+            (
+                "unique window",
+                self.unique.as_ref().and_then(|unique| unique.window),
+            ),
+        ] {
+            if let Some(value) = value {
+                positive(field, value)?;
+            }
+        }
+        if let Some(retention) = options.retention {
+            duration("retention", retention)?;
+        }
+        Ok(())
+    }
+}
+
+fn header_bytes(headers: &Headers) -> usize {
+    headers
+        .iter()
+        .map(|(name, value)| name.len() + value.len())
+        .sum()
+}
+
+pub(crate) fn at_most(field: &'static str, found: usize, limit: usize, unit: &str) -> Result<()> {
+    if found <= limit {
+        return Ok(());
+    }
+    let space = if unit.is_empty() { "" } else { " " };
+    Err(Error::invalid(
+        field,
+        format!("{found}{space}{unit}"),
+        format!("at most {limit}{space}{unit}"),
+    ))
+}
+
+pub(crate) fn duration(field: &'static str, found: Duration) -> Result<()> {
+    if found <= limits::DURATION_MAX {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        field,
+        format!("{found:?}"),
+        format!("at most {:?}", limits::DURATION_MAX),
+    ))
+}
+
+pub(crate) fn positive(field: &'static str, found: Duration) -> Result<()> {
+    if found < Duration::from_micros(1) {
+        return Err(Error::invalid(field, format!("{found:?}"), "at least 1 µs"));
+    }
+    duration(field, found)
+}
+
+/// Cuts `text` to `limit` bytes at a character boundary.
+pub(crate) fn clip(text: &str, limit: usize) -> &str {
+    let mut end = limit.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+/// State that a handler saved, bound to the token under which it was saved.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SavedCheckpoint {
+    /// The token of the lease that saved it.
+    pub token: FencingToken,
+    /// The handler's own count.
+    pub seq: u64,
+    /// The state.
+    pub bytes: Bytes,
+}
+
+/// One stored job, as a lease hands it to a worker and an inspection shows it.
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub struct JobRecord {
+    /// Its id.
+    pub id: JobId,
+    /// Its type.
+    pub kind: Kind,
+    /// What the handler decodes.
+    pub payload: Bytes,
+    /// Travels along.
+    pub headers: Headers,
+    /// When it was stored.
+    pub enqueued_at: Timestamp,
+    /// When it last fell due, or will.
+    pub run_at: Timestamp,
+    /// Its unique key.
+    pub unique: Option<UniqueKey>,
+    /// Its exclusive key.
+    pub exclusive: Option<Key>,
+    /// The choices made for it.
+    pub options: JobOptions,
+    /// Runs that failed.
+    pub failures: u32,
+    /// Leases that expired.
+    pub expiries: u32,
+    /// What the last run saved.
+    pub checkpoint: Option<SavedCheckpoint>,
+    /// The last eight ended leases, oldest first.
+    pub history: Vec<EndedLease>,
+    /// What a completed run left.
+    pub result: Option<Bytes>,
+}
+
+impl JobRecord {
+    /// The record of a job stored at `now`.
+    pub fn new(id: JobId, job: NewJob, now: Timestamp) -> Self {
+        Self {
+            id,
+            kind: job.kind,
+            payload: job.payload,
+            headers: job.headers,
+            enqueued_at: now,
+            run_at: now.after(job.delay),
+            unique: job.unique,
+            exclusive: job.exclusive,
+            options: job.options,
+            failures: 0,
+            expiries: 0,
+            checkpoint: None,
+            history: Vec::new(),
+            result: None,
+        }
+    }
+
+    /// 1 + failures + expiries: for people and retry policy, never a fence.
+    pub fn attempt(&self) -> u32 {
+        1 + self.failures + self.expiries
+    }
+
+    /// A job whose lease has expired twice waits in a line of its own: it may be what kills its
+    /// workers.
+    pub fn is_suspect(&self) -> bool {
+        self.expiries >= 2
+    }
+
+    /// Bytes that count against the limit of a grant.
+    pub fn weight(&self) -> usize {
+        self.payload.len()
+            + header_bytes(&self.headers)
+            + self
+                .checkpoint
+                .as_ref()
+                .map_or(0, |checkpoint| checkpoint.bytes.len())
+    }
+
+    /// Remembers how a lease ended, and forgets the ninth oldest.
+    pub(crate) fn remember(&mut self, ended: EndedLease) {
+        if self.history.len() == limits::HISTORY {
+            self.history.remove(0);
+        }
+        self.history.push(ended);
+    }
+}

@@ -1,0 +1,296 @@
+//! A job's life, verb by verb, in the order of the files.
+//!
+//! ```text
+//! enqueue ──► ready ──claim──► leased ──settle(complete)──► completed ──prune──► ∅
+//!               ▲                │ │ │
+//!  scheduled ───┘ (time)         │ │ └──settle(bury)──────► dead
+//!      ▲                         │ ├────settle(surrender)─► ready | scheduled (with delay)
+//!      └──────settle(retry)──────┘ ├────expire────────────► ready | dead (too many expiries)
+//!                                  └────revoke────────────► ready
+//! ```
+//!
+//! This file holds the rules: [`TRANSITIONS`], and what becomes of a job when its lease ends
+//! ([`settle`], [`expire`], [`revoke`]). They are pure, and every store calls them, so that no two
+//! stores can disagree about what an end means; where a store puts the job is its own affair.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::clock::Timestamp;
+use crate::job::{JobRecord, JobState, clip, limits};
+use crate::lease::{Cause, EndedLease, FencingToken, Issuer, LeaseEnd, Progress};
+use crate::store::Outcome;
+
+/// What moves a job from state to state.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[allow(missing_docs, reason = "the verbs are the glossary's")]
+pub enum Transition {
+    Enqueue,
+    Promote,
+    Claim,
+    Complete,
+    Retry,
+    Surrender,
+    Bury,
+    Expire,
+    Revoke,
+    Cancel,
+    RetryDead,
+    Reschedule,
+    Purge,
+    Prune,
+}
+
+use JobState::{Cancelled, Completed, Dead, Leased, Ready, Scheduled};
+
+/// The transition table: from, by, to. `None` is "not there".
+pub const TRANSITIONS: &[(Option<JobState>, Transition, Option<JobState>)] = &[
+    (None, Transition::Enqueue, Some(Ready)),
+    (None, Transition::Enqueue, Some(Scheduled)),
+    (Some(Scheduled), Transition::Promote, Some(Ready)),
+    (Some(Ready), Transition::Claim, Some(Leased)),
+    (Some(Leased), Transition::Complete, Some(Completed)),
+    (Some(Leased), Transition::Complete, None),
+    (Some(Leased), Transition::Retry, Some(Scheduled)),
+    (Some(Leased), Transition::Retry, Some(Cancelled)),
+    (Some(Leased), Transition::Surrender, Some(Ready)),
+    (Some(Leased), Transition::Surrender, Some(Scheduled)),
+    (Some(Leased), Transition::Surrender, Some(Cancelled)),
+    (Some(Leased), Transition::Bury, Some(Dead)),
+    (Some(Leased), Transition::Expire, Some(Ready)),
+    (Some(Leased), Transition::Expire, Some(Dead)),
+    (Some(Leased), Transition::Expire, Some(Cancelled)),
+    (Some(Leased), Transition::Revoke, Some(Ready)),
+    (Some(Leased), Transition::Revoke, Some(Cancelled)),
+    (Some(Scheduled), Transition::Cancel, Some(Cancelled)),
+    (Some(Ready), Transition::Cancel, Some(Cancelled)),
+    (Some(Leased), Transition::Cancel, Some(Leased)),
+    (Some(Dead), Transition::RetryDead, Some(Ready)),
+    (Some(Scheduled), Transition::Reschedule, Some(Scheduled)),
+    (Some(Scheduled), Transition::Reschedule, Some(Ready)),
+    (Some(Ready), Transition::Reschedule, Some(Scheduled)),
+    (Some(Ready), Transition::Reschedule, Some(Ready)),
+    (Some(Scheduled), Transition::Purge, None),
+    (Some(Ready), Transition::Purge, None),
+    (Some(Completed), Transition::Purge, None),
+    (Some(Dead), Transition::Purge, None),
+    (Some(Cancelled), Transition::Purge, None),
+    (Some(Completed), Transition::Prune, None),
+    (Some(Cancelled), Transition::Prune, None),
+];
+
+/// Whether the table has this step.
+pub fn is_legal(from: Option<JobState>, by: Transition, to: Option<JobState>) -> bool {
+    TRANSITIONS.contains(&(from, by, to))
+}
+
+/// How long a cancelled job stays to be looked at, if its own retention is not longer.
+pub const CANCELLED_RETENTION: Duration = Duration::from_secs(24 * 3600);
+
+/// The wait after a surrender whose mark was not believed: the fence is broken, and a job that
+/// comes straight back would loop.
+pub const DISBELIEVED_DELAY: Duration = Duration::from_secs(10);
+
+/// What is known of a lease when it ends.
+#[derive(Clone, Debug)]
+pub(crate) struct LeaseFacts {
+    pub(crate) token: FencingToken,
+    pub(crate) owner: Arc<str>,
+    pub(crate) task: Arc<str>,
+    pub(crate) granted_at: Timestamp,
+    pub(crate) renewals: u32,
+    pub(crate) progress: Option<Progress>,
+    /// Somebody asked for the job to be cancelled while it was leased.
+    pub(crate) cancel: bool,
+}
+
+/// Where a job goes when its lease ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Next {
+    /// Ready, ahead of everything in its line.
+    Front,
+    /// Ready, behind everything in its line.
+    Back,
+    /// Waits until its `run_at`.
+    Scheduled {
+        /// Whether it stays at the head of its exclusive key meanwhile.
+        keeps_key: bool,
+    },
+    /// Its life is over.
+    Settled {
+        state: JobState,
+        /// Until when it is kept. None: deleted at once.
+        keep_until: Option<Timestamp>,
+    },
+}
+
+/// The end of one lease: how it counts, and what becomes of the job.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Step {
+    pub(crate) end: LeaseEnd,
+    pub(crate) next: Next,
+    failed: bool,
+    expired: bool,
+    run_at: Option<Timestamp>,
+    reason: Option<String>,
+    result: Option<bytes::Bytes>,
+}
+
+impl Step {
+    fn new(end: LeaseEnd, next: Next) -> Self {
+        Self {
+            end,
+            next,
+            failed: false,
+            expired: false,
+            run_at: None,
+            reason: None,
+            result: None,
+        }
+    }
+
+    /// Writes the step into the job. Not needed when the job is gone.
+    pub(crate) fn apply(self, job: &mut JobRecord, facts: &LeaseFacts, now: Timestamp) {
+        job.failures += u32::from(self.failed);
+        job.expiries += u32::from(self.expired);
+        if let Some(run_at) = self.run_at {
+            job.run_at = run_at;
+        }
+        if self.result.is_some() {
+            job.result = self.result;
+        }
+        job.remember(EndedLease {
+            token: facts.token,
+            owner: Arc::clone(&facts.owner),
+            task: Arc::clone(&facts.task),
+            granted_at: facts.granted_at,
+            ended_at: now,
+            renewals: facts.renewals,
+            end: self.end,
+            reason: self.reason,
+            progress: facts.progress.clone(),
+        });
+    }
+}
+
+/// A job's holder ends its lease.
+///
+/// `believed` says whether the mark of a surrender, if it has one, was believed; `relaxed` whether
+/// a waiting retry lets the next job of its exclusive key go.
+pub(crate) fn settle(
+    job: &JobRecord,
+    outcome: &Outcome,
+    cancel: bool,
+    believed: bool,
+    relaxed: bool,
+    now: Timestamp,
+) -> Step {
+    let cancelled = || Step::new(LeaseEnd::Cancelled, settled(job, Cancelled, now));
+    match outcome {
+        Outcome::Complete { result } => {
+            let mut step = Step::new(LeaseEnd::Completed, settled(job, Completed, now));
+            step.result.clone_from(result);
+            step
+        }
+        Outcome::Bury { reason } => {
+            let mut step = Step::new(LeaseEnd::Buried, settled(job, Dead, now));
+            step.failed = true;
+            step.reason = Some(clipped(reason));
+            step
+        }
+        Outcome::Retry { delay, reason } => {
+            let mut step = if cancel {
+                cancelled()
+            } else {
+                again(*delay, relaxed, now)
+            };
+            step.failed = true;
+            step.reason = Some(clipped(reason));
+            step
+        }
+        Outcome::Surrender {
+            mark: Some(mark), ..
+        } if !believed => {
+            let mut step = if cancel {
+                cancelled()
+            } else {
+                again(DISBELIEVED_DELAY, relaxed, now)
+            };
+            step.failed = true;
+            step.reason = Some(format!(
+                "broken fence: its mark {mark} is more than {:?} ahead of the store's clock",
+                Issuer::BELIEF
+            ));
+            step
+        }
+        Outcome::Surrender { .. } if cancel => cancelled(),
+        Outcome::Surrender { delay, .. } if delay.is_zero() => {
+            Step::new(LeaseEnd::Surrendered, Next::Front)
+        }
+        Outcome::Surrender { delay, .. } => {
+            let mut step = Step::new(LeaseEnd::Surrendered, Next::Scheduled { keeps_key: true });
+            step.run_at = Some(now.after(*delay));
+            step
+        }
+    }
+}
+
+/// A job's lease has expired.
+pub(crate) fn expire(job: &JobRecord, cause: Cause, cancel: bool, now: Timestamp) -> Step {
+    let next = if cancel {
+        settled(job, Cancelled, now)
+    } else if job.expiries + 1 >= job.options.max_expiries {
+        settled(job, Dead, now)
+    } else {
+        Next::Front
+    };
+    let mut step = Step::new(LeaseEnd::Expired(cause), next);
+    step.expired = true;
+    step
+}
+
+/// An operator ends a job's lease.
+pub(crate) fn revoke(job: &JobRecord, reason: &str, cancel: bool, now: Timestamp) -> Step {
+    let next = if cancel {
+        settled(job, Cancelled, now)
+    } else {
+        Next::Back
+    };
+    let mut step = Step::new(LeaseEnd::Revoked, next);
+    step.reason = Some(clipped(reason));
+    step
+}
+
+/// Where a job goes whose life is over.
+pub(crate) fn settled(job: &JobRecord, state: JobState, now: Timestamp) -> Next {
+    let retention = job.options.retention;
+    let keep_until = match state {
+        // A dead job must not vanish silently: it stays until somebody retries or purges it.
+        Dead => Some(Timestamp::from_micros(i64::MAX as u64)),
+        Cancelled => Some(now.after(retention.unwrap_or_default().max(CANCELLED_RETENTION))),
+        _ => retention.map(|retention| now.after(retention)),
+    };
+    Next::Settled { state, keep_until }
+}
+
+/// Gives a dead job another life.
+pub(crate) fn revive(job: &mut JobRecord, now: Timestamp) {
+    job.failures = 0;
+    job.expiries = 0;
+    job.run_at = now;
+}
+
+fn again(delay: Duration, relaxed: bool, now: Timestamp) -> Step {
+    let mut step = Step::new(
+        LeaseEnd::Retried,
+        Next::Scheduled {
+            keeps_key: !relaxed,
+        },
+    );
+    step.run_at = Some(now.after(delay));
+    step
+}
+
+fn clipped(reason: &str) -> String {
+    clip(reason, limits::REASON_BYTES).to_owned()
+}

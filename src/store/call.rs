@@ -1,0 +1,625 @@
+//! What is said to a store and what it answers: the arguments and answers of the verbs.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::error::{Error, Result};
+use crate::job::{JobId, JobState, Kind, NewJob, QueueName, at_most, duration, limits, positive};
+use crate::lease::{Cause, FencingToken, Grant, Nonce, Progress, Receipt, Verdict};
+
+/// A session: the name under which one process repeats its calls. Opened by the store, never reused.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct SessionId(Uuid);
+
+impl SessionId {
+    /// A new session id. Only a store's `open_session` makes it valid.
+    pub fn generate() -> Self {
+        Self(Uuid::now_v7())
+    }
+
+    /// The id as 16 bytes.
+    pub fn as_bytes(&self) -> &[u8; 16] {
+        self.0.as_bytes()
+    }
+
+    /// An id from its 16 bytes.
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(Uuid::from_bytes(bytes))
+    }
+}
+
+/// The name of one mutating call: session × lane × sequence number.
+///
+/// A repeat with the same id is the same call: the store answers it with the first answer and
+/// applies it once. One request is in flight per lane, and the store remembers the last answer of
+/// each lane. An older sequence number, or a session that is not open, is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct RequestId {
+    /// The session.
+    pub session: SessionId,
+    /// The lane: one line of calls, one in flight.
+    pub lane: u32,
+    /// Grows by one with each new call of the lane.
+    pub seq: u64,
+}
+
+/// How long a session lives without a call.
+pub const SESSION_IDLE: Duration = Duration::from_secs(600);
+
+/// Arguments of [`Store::enqueue`](super::Store::enqueue).
+#[derive(Clone, Debug)]
+pub struct EnqueueRequest {
+    /// The name of this call.
+    pub request: RequestId,
+    /// The jobs, with ids made by the client.
+    pub jobs: Vec<(JobId, NewJob)>,
+}
+
+impl EnqueueRequest {
+    /// Checks every limit.
+    pub fn validate(&self) -> Result<()> {
+        at_most(
+            "jobs",
+            self.jobs.len(),
+            limits::CALL_ITEMS,
+            "jobs in a call",
+        )?;
+        let mut bytes = 0;
+        for (id, job) in &self.jobs {
+            job.validate().map_err(|e| e.for_job(*id))?;
+            bytes += job.weight();
+        }
+        at_most("jobs", bytes, limits::CALL_BYTES, "bytes in a call")
+    }
+}
+
+/// What became of one enqueued job.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Enqueued {
+    /// Stored.
+    New(JobId),
+    /// Not stored: this job holds the unique key.
+    Duplicate(JobId),
+}
+
+impl Enqueued {
+    /// The job that now stands for the request: the new one or the one that was there.
+    pub const fn id(self) -> JobId {
+        match self {
+            Self::New(id) | Self::Duplicate(id) => id,
+        }
+    }
+}
+
+/// One queue in a claim, with the terms for jobs that bring none of their own.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ClaimQueue {
+    /// The queue.
+    pub queue: QueueName,
+    /// The term of the leases.
+    pub term: Duration,
+    /// The maximum lifetime of the leases.
+    pub max_lifetime: Duration,
+}
+
+/// Arguments of [`Store::claim`](super::Store::claim).
+#[derive(Clone, Debug)]
+pub struct ClaimRequest {
+    /// The name of this call.
+    pub request: RequestId,
+    /// The worker that may renew.
+    pub owner: Arc<str>,
+    /// The run that it serves.
+    pub task: Arc<str>,
+    /// Fresh randomness: what makes the receipts unguessable.
+    pub nonce: Nonce,
+    /// The queues, in the order in which they are served, until `max` leases are granted.
+    pub queues: Vec<ClaimQueue>,
+    /// How many leases at most. 1 to 1,000.
+    pub max: usize,
+    /// Whether one of them may be a suspect. A process says so only while it holds none.
+    pub admit_suspect: bool,
+    /// Settlements that ride along, under their own request id, so that they can be repeated alone.
+    /// They are applied first, and stand even if the claim is refused.
+    pub settle: Option<SettleRequest>,
+}
+
+impl ClaimRequest {
+    /// Checks every limit.
+    pub fn validate(&self) -> Result<()> {
+        at_most("owner", self.owner.len(), limits::OWNER_BYTES, "bytes")?;
+        at_most("task", self.task.len(), limits::OWNER_BYTES, "bytes")?;
+        at_most(
+            "queues",
+            self.queues.len(),
+            limits::GRANT_LEASES,
+            "queues in a claim",
+        )?;
+        at_most("max", self.max, limits::GRANT_LEASES, "leases in a claim")?;
+        if self.max == 0 {
+            return Err(Error::invalid("max", 0, "at least 1 lease in a claim"));
+        }
+        if self.queues.is_empty() {
+            return Err(Error::invalid(
+                "queues",
+                "none",
+                "at least 1 queue in a claim",
+            ));
+        }
+        for queue in &self.queues {
+            positive("term", queue.term)?;
+            positive("max_lifetime", queue.max_lifetime)?;
+        }
+        self.settle.as_ref().map_or(Ok(()), SettleRequest::validate)
+    }
+}
+
+/// The answer to a claim. Durations count from the store's now.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Claimed {
+    /// The leases.
+    pub grants: Vec<Grant>,
+    /// The expiries that this claim recorded.
+    pub expired: Vec<Expiry>,
+    /// When the next scheduled job of the visited queues falls due.
+    pub next_due: Option<Duration>,
+    /// When the next live lease of the visited queues expires unless it is renewed.
+    pub next_deadline: Option<Duration>,
+    /// The verdicts of the settlements that rode along.
+    pub settled: Vec<Verdict>,
+}
+
+/// One recorded expiry: a crash report.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Expiry {
+    /// The queue.
+    pub queue: QueueName,
+    /// The job.
+    pub job: JobId,
+    /// Its type.
+    pub kind: Kind,
+    /// The token of the lease.
+    pub token: FencingToken,
+    /// Who held it.
+    pub owner: Arc<str>,
+    /// For which run.
+    pub task: Arc<str>,
+    /// Why it expired.
+    pub cause: Cause,
+    /// The last progress shown.
+    pub progress: Option<Progress>,
+    /// The job's expiries, this one included.
+    pub expiries: u32,
+    /// Where the job went: ready, dead or cancelled.
+    pub state: JobState,
+}
+
+/// A sign of life for one grant.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Beat {
+    /// The queue.
+    pub queue: QueueName,
+    /// The partition of the queue.
+    pub partition: u16,
+    /// The grant's first token.
+    pub grant: FencingToken,
+    /// The claim's randomness.
+    pub nonce: Nonce,
+    /// The leases that the holder still works on, in token order.
+    pub leases: Vec<FencingToken>,
+    /// Leases that expire now: their handlers showed no progress. Not in `leases`.
+    pub lapse: Vec<FencingToken>,
+    /// Progress shown since the last beat.
+    pub progress: Vec<(FencingToken, Progress)>,
+}
+
+impl Beat {
+    /// A beat that keeps `leases` of `grant`.
+    pub fn of(grant: &Grant) -> Self {
+        Self {
+            queue: grant.queue.clone(),
+            partition: grant.partition,
+            grant: grant.id,
+            nonce: grant.nonce,
+            leases: grant.leases.iter().map(|lease| lease.token).collect(),
+            lapse: Vec::new(),
+            progress: Vec::new(),
+        }
+    }
+
+    pub(crate) fn validate_all(beats: &[Self]) -> Result<()> {
+        at_most("beats", beats.len(), limits::CALL_ITEMS, "beats in a call")?;
+        for beat in beats {
+            at_most(
+                "leases",
+                beat.leases.len(),
+                limits::GRANT_LEASES,
+                "leases in a beat",
+            )?;
+            at_most(
+                "lapse",
+                beat.lapse.len(),
+                limits::GRANT_LEASES,
+                "leases in a beat",
+            )?;
+            at_most(
+                "progress",
+                beat.progress.len(),
+                limits::GRANT_LEASES,
+                "leases in a beat",
+            )?;
+            for (_, progress) in &beat.progress {
+                at_most(
+                    "progress note",
+                    progress.note.len(),
+                    limits::REASON_BYTES,
+                    "bytes",
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The answer to one beat.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[must_use = "a fenced holder must stop"]
+pub enum Renewal {
+    /// The grant lives on.
+    Held {
+        /// From the store's now; at most the term, cut by the maximum lifetime.
+        granted: Duration,
+        /// Leases whose jobs somebody asked to cancel.
+        cancel: Vec<FencingToken>,
+        /// Leases of the beat that are no longer the holder's.
+        fenced: Vec<FencingToken>,
+    },
+    /// None of its leases is the holder's any longer.
+    Fenced,
+}
+
+/// How a holder ends a lease.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Outcome {
+    /// Done.
+    Complete {
+        /// Kept with the job if it has a retention.
+        result: Option<Bytes>,
+    },
+    /// Again after `delay`; a failure is counted.
+    Retry {
+        /// How long to wait.
+        delay: Duration,
+        /// What went wrong.
+        reason: String,
+    },
+    /// Handed back unfinished; nothing is counted.
+    Surrender {
+        /// Zero: ready at once, at the front. More: a snooze.
+        delay: Duration,
+        /// The mark of a fence that refused this holder although it is the current one: the store
+        /// raises its floor above it. A mark too far ahead to be believed makes this a failure.
+        mark: Option<FencingToken>,
+    },
+    /// Given up; a failure is counted.
+    Bury {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Outcome {
+    /// The outcome's one spelling.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Complete { .. } => "complete",
+            Self::Retry { .. } => "retry",
+            Self::Surrender { .. } => "surrender",
+            Self::Bury { .. } => "bury",
+        }
+    }
+}
+
+/// The end of one lease.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Settlement {
+    /// The proof of the lease.
+    pub receipt: Receipt,
+    /// How it ends.
+    pub outcome: Outcome,
+}
+
+/// Arguments of [`Store::settle`](super::Store::settle).
+#[derive(Clone, Debug)]
+pub struct SettleRequest {
+    /// The name of this call.
+    pub request: RequestId,
+    /// The settlements.
+    pub settlements: Vec<Settlement>,
+}
+
+impl SettleRequest {
+    /// Checks every limit.
+    pub fn validate(&self) -> Result<()> {
+        at_most(
+            "settlements",
+            self.settlements.len(),
+            limits::CALL_ITEMS,
+            "settlements in a call",
+        )?;
+        for Settlement { receipt, outcome } in &self.settlements {
+            let checked = match outcome {
+                Outcome::Complete { result } => {
+                    let bytes = result.as_ref().map_or(0, Bytes::len);
+                    at_most("result", bytes, limits::CHECKPOINT_BYTES, "bytes")
+                }
+                Outcome::Retry { delay, .. } | Outcome::Surrender { delay, .. } => {
+                    duration("delay", *delay)
+                }
+                Outcome::Bury { .. } => Ok(()),
+            };
+            checked.map_err(|e| e.for_job(receipt.job))?;
+        }
+        Ok(())
+    }
+}
+
+/// State to be saved under a lease.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Checkpoint {
+    /// The proof of the lease.
+    pub receipt: Receipt,
+    /// The handler's own count; under one token it must not fall.
+    pub seq: u64,
+    /// The state.
+    pub bytes: Bytes,
+}
+
+/// Arguments of [`Store::checkpoint`](super::Store::checkpoint).
+#[derive(Clone, Debug)]
+pub struct CheckpointRequest {
+    /// The name of this call.
+    pub request: RequestId,
+    /// What to save.
+    pub checkpoints: Vec<Checkpoint>,
+}
+
+impl CheckpointRequest {
+    /// Checks every limit.
+    pub fn validate(&self) -> Result<()> {
+        at_most(
+            "checkpoints",
+            self.checkpoints.len(),
+            limits::CALL_ITEMS,
+            "checkpoints in a call",
+        )?;
+        let mut total = 0;
+        for Checkpoint { receipt, bytes, .. } in &self.checkpoints {
+            at_most("checkpoint", bytes.len(), limits::CHECKPOINT_BYTES, "bytes")
+                .map_err(|e| e.for_job(receipt.job))?;
+            total += bytes.len();
+        }
+        at_most("checkpoints", total, limits::CALL_BYTES, "bytes in a call")
+    }
+}
+
+/// The answer to one checkpoint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use = "a fenced checkpoint was not saved"]
+pub enum Checkpointed {
+    /// Saved: the next claim of the job gets it.
+    Saved {
+        /// The deadline had passed, but nobody else had been granted the job.
+        late: bool,
+        /// Somebody asked for the job to be cancelled.
+        cancel: bool,
+    },
+    /// Not saved: this lease has already saved a later one.
+    Behind {
+        /// The one that is saved.
+        seq: u64,
+    },
+    /// Not saved: the lease was not the caller's, or no longer.
+    Fenced,
+}
+
+/// Arguments of [`Store::reap`](super::Store::reap).
+#[derive(Clone, Debug)]
+pub struct ReapRequest {
+    /// The name of this call.
+    pub request: RequestId,
+    /// How many leases at most. 1 to 1,000.
+    pub max: usize,
+}
+
+/// Arguments of [`Store::prune`](super::Store::prune).
+#[derive(Clone, Debug)]
+pub struct PruneRequest {
+    /// The name of this call.
+    pub request: RequestId,
+    /// Jobs whose retention ran out at least this long ago.
+    pub overdue: Duration,
+    /// How many rows at most. 1 to 10,000.
+    pub max: usize,
+}
+
+pub(crate) fn bounded(field: &'static str, max: usize, limit: usize) -> Result<()> {
+    if (1..=limit).contains(&max) {
+        return Ok(());
+    }
+    Err(Error::invalid(field, max, format!("1 to {limit}")))
+}
+
+/// Which jobs a command is about.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Select {
+    /// One job.
+    Job(JobId),
+    /// Jobs of a queue that are in a state, in the order of [`Query::Jobs`](crate::inspect::Query).
+    State {
+        /// The queue.
+        queue: QueueName,
+        /// Their state.
+        state: JobState,
+        /// How many at most. 1 to 10,000.
+        max: usize,
+    },
+}
+
+/// Which leases a revoke is about.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LeaseSelect {
+    /// The lease of one job.
+    Job(JobId),
+    /// All leases of an owner.
+    Owner(Arc<str>),
+    /// All leases that serve a task.
+    Task(Arc<str>),
+}
+
+/// What an operator can do.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Command {
+    /// Grant nothing more from a queue.
+    Pause(QueueName),
+    /// Grant again.
+    Resume(QueueName),
+    /// Change how a queue behaves.
+    Configure {
+        /// The queue.
+        queue: QueueName,
+        /// While a job of an exclusive key waits for its retry, may the next of its line go?
+        relaxed: bool,
+    },
+    /// Call jobs off. A pending job is cancelled; of a leased one the holder is told.
+    Cancel(Select),
+    /// End leases now, without their holders. The jobs are ready again; nothing is charged.
+    Revoke(LeaseSelect),
+    /// Give dead jobs another life: ready, with their counts at zero.
+    RetryDead(Select),
+    /// Delete jobs. Leased ones are skipped.
+    Purge(Select),
+    /// Move pending jobs to another time. Leased ones are skipped.
+    Reschedule {
+        /// Which.
+        jobs: Select,
+        /// When, from the store's now.
+        delay: Duration,
+    },
+}
+
+impl Command {
+    /// The command's one word.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Pause(_) => "pause",
+            Self::Resume(_) => "resume",
+            Self::Configure { .. } => "configure",
+            Self::Cancel(_) => "cancel",
+            Self::Revoke(_) => "revoke",
+            Self::RetryDead(_) => "retry_dead",
+            Self::Purge(_) => "purge",
+            Self::Reschedule { .. } => "reschedule",
+        }
+    }
+}
+
+impl fmt::Display for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pause(queue) | Self::Resume(queue) => {
+                write!(f, "{} queue {queue}", self.as_str())
+            }
+            Self::Configure { queue, relaxed } => {
+                write!(f, "configure queue {queue} relaxed={relaxed}")
+            }
+            Self::Cancel(jobs) | Self::RetryDead(jobs) | Self::Purge(jobs) => {
+                write!(f, "{} {jobs}", self.as_str())
+            }
+            Self::Reschedule { jobs, delay } => write!(f, "reschedule {jobs} in {delay:?}"),
+            Self::Revoke(LeaseSelect::Job(id)) => write!(f, "revoke job {id}"),
+            Self::Revoke(LeaseSelect::Owner(owner)) => write!(f, "revoke owner {owner}"),
+            Self::Revoke(LeaseSelect::Task(task)) => write!(f, "revoke task {task}"),
+        }
+    }
+}
+
+impl fmt::Display for Select {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Job(id) => write!(f, "job {id}"),
+            Self::State { queue, state, max } => {
+                write!(f, "up to {max} {state} jobs of queue {queue}")
+            }
+        }
+    }
+}
+
+/// Arguments of [`Store::control`](super::Store::control).
+#[derive(Clone, Debug)]
+pub struct ControlRequest {
+    /// The name of this call.
+    pub request: RequestId,
+    /// Who asks.
+    pub actor: String,
+    /// Why.
+    pub reason: String,
+    /// For what.
+    pub command: Command,
+}
+
+impl ControlRequest {
+    /// Checks every limit.
+    pub fn validate(&self) -> Result<()> {
+        at_most("actor", self.actor.len(), limits::OWNER_BYTES, "bytes")?;
+        at_most("reason", self.reason.len(), limits::REASON_BYTES, "bytes")?;
+        if self.actor.is_empty() {
+            return Err(Error::invalid(
+                "actor",
+                "nothing",
+                "a name: every command is on record",
+            ));
+        }
+        if self.reason.is_empty() && matches!(self.command, Command::Revoke(_)) {
+            return Err(Error::invalid(
+                "reason",
+                "nothing",
+                "a reason: a revoke overrides a live holder",
+            ));
+        }
+        if let Command::Reschedule { delay, .. } = &self.command {
+            duration("delay", *delay)?;
+        }
+        match &self.command {
+            Command::Cancel(Select::State { max, .. })
+            | Command::RetryDead(Select::State { max, .. })
+            | Command::Purge(Select::State { max, .. })
+            | Command::Reschedule {
+                jobs: Select::State { max, .. },
+                ..
+            } => bounded("max", *max, limits::CALL_ITEMS),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What a command did.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Controlled {
+    /// Jobs, leases or queues that it changed.
+    pub done: u64,
+    /// Jobs that it left alone: leased, or in a state in which it means nothing.
+    pub skipped: u64,
+    /// Dead jobs that stay dead because another job (the second) holds their unique key.
+    pub duplicates: Vec<(JobId, JobId)>,
+}

@@ -1,0 +1,90 @@
+//! renew: extend a grant, let single leases of it lapse.
+
+use super::{State, offset};
+use crate::clock::Timestamp;
+use crate::lease::{Cause, FencingToken, deadline};
+use crate::lifecycle;
+use crate::store::{Beat, Renewal};
+
+impl State {
+    pub(super) fn renew(&mut self, beat: Beat, now: Timestamp) -> Renewal {
+        if !self.may_renew(&beat, now) {
+            self.fenced(&beat.queue, beat.leases.len() + beat.lapse.len());
+            return Renewal::Fenced;
+        }
+        for (token, progress) in beat.progress {
+            if let Some(lease) = self.lease_mut(beat.grant, token) {
+                lease.progress = Some(progress);
+            }
+        }
+        self.lapse(beat.grant, beat.lapse, now);
+
+        let mut cancel = Vec::new();
+        let mut fenced = Vec::new();
+        for token in beat.leases {
+            match self.lease_mut(beat.grant, token) {
+                Some(lease) if lease.cancel => cancel.push(token),
+                Some(_) => {}
+                None => fenced.push(token),
+            }
+        }
+        self.fenced(&beat.queue, fenced.len());
+        let Some(grant) = self.grants.get_mut(&beat.grant) else {
+            return Renewal::Fenced;
+        };
+        let deadlines = &mut self.queues[grant.queue].deadlines;
+        deadlines.remove(&(grant.deadline, beat.grant));
+        grant.deadline = deadline(now, grant.term, grant.granted_at, grant.max_lifetime);
+        grant.renewals += 1;
+        deadlines.insert((grant.deadline, beat.grant));
+        Renewal::Held {
+            granted: grant.deadline.since(now),
+            cancel,
+            fenced,
+        }
+    }
+
+    fn may_renew(&self, beat: &Beat, now: Timestamp) -> bool {
+        self.grants.get(&beat.grant).is_some_and(|grant| {
+            // Past its deadline a lease is gone, whether or not anybody has expired it yet.
+            grant.deadline > now
+                && grant.nonce.matches(&beat.nonce)
+                && beat.partition == 0
+                && self.queues[grant.queue].name == beat.queue
+        })
+    }
+
+    fn lapse(&mut self, grant: FencingToken, tokens: Vec<FencingToken>, now: Timestamp) {
+        let mut front = Vec::new();
+        let Some(queue) = self.grants.get(&grant).map(|held| held.queue) else {
+            return;
+        };
+        for token in tokens {
+            let Some(held) = self.grants.get(&grant) else {
+                break;
+            };
+            let Some(lease) = offset(grant, token)
+                .and_then(|at| held.leases.get(at))
+                .and_then(Option::as_ref)
+            else {
+                continue;
+            };
+            let facts = held.facts(token, lease);
+            let step = lifecycle::expire(&lease.job, Cause::Stalled, lease.cancel, now);
+            front.extend(self.end(grant, &facts, step, now));
+        }
+        self.put_front(queue, front);
+    }
+
+    fn lease_mut(
+        &mut self,
+        grant: FencingToken,
+        token: FencingToken,
+    ) -> Option<&mut super::LeaseState> {
+        self.grants
+            .get_mut(&grant)?
+            .leases
+            .get_mut(offset(grant, token)?)?
+            .as_mut()
+    }
+}

@@ -1,0 +1,181 @@
+//! Where jobs live: the one seam of the crate.
+//!
+//! Every verb is one method, takes a batch, is atomic per queue partition, and costs O(log n) or
+//! less per job in the length of the queue. `memory` is the reference model: plain code, no
+//! durability. The others are compared with it, case by case and by random programs.
+//!
+//! | for | use |
+//! |---|---|
+//! | tests, and as the model | [`MemoryStore`] |
+//! | one machine, several processes, one file | `SqliteStore` (feature `sqlite`) |
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::error::Result;
+use crate::inspect::{Query, View};
+use crate::job::QueueName;
+use crate::lease::Verdict;
+
+mod call;
+pub(crate) mod memory;
+mod wake;
+
+pub(crate) use call::bounded;
+pub use call::{
+    Beat, Checkpoint, CheckpointRequest, Checkpointed, ClaimQueue, ClaimRequest, Claimed, Command,
+    ControlRequest, Controlled, EnqueueRequest, Enqueued, Expiry, LeaseSelect, Outcome,
+    PruneRequest, ReapRequest, Renewal, RequestId, SESSION_IDLE, Select, SessionId, SettleRequest,
+    Settlement,
+};
+pub use memory::MemoryStore;
+
+/// A place that keeps jobs and grants leases on them.
+///
+/// # Contract
+///
+/// **Time** is the store's. No argument carries a wall-clock time of the caller.
+///
+/// **Errors.** An `Err` from a mutating method means *unknown* unless its kind
+/// [is certain](crate::ErrorKind::is_certain): repeat the same request until it answers. `renew`
+/// carries no request id; it is evaluated anew each time.
+///
+/// **Repeats.** A request whose id is the last of its lane is answered with the first answer and
+/// applied once. An older one, or one of a session that is not open, is refused with
+/// [`SessionLost`](crate::ErrorKind::SessionLost) and not applied. Sessions end after
+/// [`SESSION_IDLE`] without a call.
+///
+/// **Cancellation.** Dropping the future of a call is the same as an error: the call may have been
+/// applied.
+///
+/// **Order of claims.** Expire the 1,000 oldest overdue leases by (deadline, token); promote the
+/// 1,000 earliest due jobs by (run-at, sequence); grant by (priority, place in line). Expired and
+/// surrendered jobs go to the front of their priority, in token order per step; others to the back.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// One word for errors, labels and people: `memory`, `sqlite`.
+    fn name(&self) -> &'static str;
+
+    /// A handle to the same store for another runtime: the renewer runs on a thread of its own, and
+    /// a connection that is driven by a blocked runtime would block it too.
+    ///
+    /// # Errors
+    /// Any that opening the store can give.
+    async fn dedicated(&self) -> Result<Arc<dyn Store>>;
+
+    /// Opens a session, under which calls can be repeated.
+    ///
+    /// # Atomicity
+    /// The id is new: no session, alive or ended, ever had it.
+    ///
+    /// # Errors
+    /// On an error no session is open; call again.
+    async fn open_session(&self) -> Result<SessionId>;
+
+    /// Stores jobs.
+    ///
+    /// # Atomicity
+    /// Together or not at all, per queue partition. One answer per job, in order: `New`, or
+    /// `Duplicate` with the job that holds the unique key.
+    ///
+    /// # Errors
+    /// `InvalidInput` names the field and the limit, and nothing is stored. Others: unknown.
+    async fn enqueue(&self, request: EnqueueRequest) -> Result<Vec<Enqueued>>;
+
+    /// Grants leases: expires what is overdue, promotes what is due, then grants, in one step per
+    /// queue partition. Visits the queues in the given order until `max` leases are granted.
+    ///
+    /// # Atomicity
+    /// One step per queue partition. Each lease has a new token, larger than any before. A paused
+    /// queue expires and promotes, and grants nothing. At most one suspect is granted, and only if
+    /// `admit_suspect` says so.
+    ///
+    /// # Repeats
+    /// A repeated claim lists only those leases of its first answer that are neither ended nor
+    /// overdue, with the time *originally* granted.
+    ///
+    /// # Errors
+    /// `TokensAhead` if no token fits: certain, and transient. Settlements that ride along stand
+    /// whatever becomes of the claim; repeat them alone. Others: unknown.
+    async fn claim(&self, request: ClaimRequest) -> Result<Claimed>;
+
+    /// Extends grants, each by its term from now, never beyond its maximum lifetime.
+    ///
+    /// # Atomicity
+    /// Per grant. One answer per beat, in order.
+    ///
+    /// # Fencing
+    /// Past its deadline a grant is gone: renewal never resurrects it. A lease that ended is listed
+    /// as fenced; when none is left, the answer is [`Renewal::Fenced`]. A lease named in `lapse`
+    /// expires now.
+    ///
+    /// # Errors
+    /// Unknown. Evaluated anew on repeat, never replayed.
+    async fn renew(&self, beats: Vec<Beat>) -> Result<Vec<Renewal>>;
+
+    /// Ends leases. One verdict per settlement, in order.
+    ///
+    /// # Atomicity
+    /// Per queue partition. The comparison of the receipt and the change are one step.
+    ///
+    /// # Fencing
+    /// The current receipt is accepted, also past its deadline as long as the lease has not been
+    /// expired (`late`). Anything else is [`Verdict::Fenced`], and no job, lease, key or checkpoint
+    /// changes.
+    ///
+    /// # Errors
+    /// `InvalidInput`: nothing was settled. Others: unknown.
+    async fn settle(&self, request: SettleRequest) -> Result<Vec<Verdict>>;
+
+    /// Saves state under leases. One answer per checkpoint, in order.
+    ///
+    /// # Fencing
+    /// Accepted only with the current receipt (overdue but not expired included) and a `seq` that
+    /// does not fall under one token. The next claim of the job gets the state, with the token that
+    /// wrote it.
+    ///
+    /// # Errors
+    /// `InvalidInput`: nothing was saved. Others: unknown.
+    async fn checkpoint(&self, request: CheckpointRequest) -> Result<Vec<Checkpointed>>;
+
+    /// Expires overdue leases without claiming, for queues that nobody claims from.
+    ///
+    /// # Atomicity
+    /// The oldest by (deadline, token), at most `max`. Two reapers never count one expiry twice.
+    ///
+    /// # Errors
+    /// Unknown.
+    async fn reap(&self, request: ReapRequest) -> Result<Vec<Expiry>>;
+
+    /// Carries out an operator's command, and leaves an audit record: who, when, why.
+    ///
+    /// # Errors
+    /// `InvalidInput`: nothing was changed. `Unsupported` where a store keeps no index by id.
+    /// Others: unknown.
+    async fn control(&self, request: ControlRequest) -> Result<Controlled>;
+
+    /// Answers a question. Never blocks the hot path; paged; scans nothing.
+    ///
+    /// # Errors
+    /// Any; nothing is changed.
+    async fn inspect(&self, query: Query) -> Result<View>;
+
+    /// Sleeps until one of the queues may have work, at most for `limit`.
+    ///
+    /// Wakes for a job that became ready (in the suspects' line only if `suspects`), for a resumed
+    /// queue, and for an enqueue that is due earlier than anything before. Does not wake for the
+    /// passing of time: the caller has [`Claimed::next_due`] and [`Claimed::next_deadline`] for
+    /// that. May wake for nothing; a lost wake-up costs at most one second.
+    ///
+    /// # Errors
+    /// Any; the caller should fall back to sleeping.
+    async fn wait(&self, queues: &[QueueName], suspects: bool, limit: Duration) -> Result<()>;
+
+    /// Deletes settled jobs past their retention, and returns how many.
+    ///
+    /// # Errors
+    /// Unknown.
+    async fn prune(&self, request: PruneRequest) -> Result<u64>;
+}

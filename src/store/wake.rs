@@ -1,0 +1,68 @@
+//! Wake-ups inside one process: who sleeps on which queues.
+//!
+//! One ready job wakes one sleeper, not all of them. A sleeper that gave up in the meantime is
+//! passed over, so that its wake-up goes to somebody who is there.
+
+use std::sync::{Mutex, PoisonError};
+
+use tokio::sync::oneshot;
+
+use crate::job::QueueName;
+
+/// The sleepers of one store handle.
+#[derive(Debug, Default)]
+pub(crate) struct Wakers {
+    sleepers: Mutex<Vec<Sleeper>>,
+}
+
+#[derive(Debug)]
+struct Sleeper {
+    queues: Vec<QueueName>,
+    suspects: bool,
+    bell: oneshot::Sender<()>,
+}
+
+impl Wakers {
+    /// Adds a sleeper. It is woken by dropping or answering the returned receiver's other end.
+    pub(crate) fn sleep(&self, queues: &[QueueName], suspects: bool) -> oneshot::Receiver<()> {
+        let (bell, woken) = oneshot::channel();
+        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        sleepers.retain(|sleeper| !sleeper.bell.is_closed());
+        sleepers.push(Sleeper {
+            queues: queues.to_vec(),
+            suspects,
+            bell,
+        });
+        woken
+    }
+
+    /// Wakes up to `jobs` sleepers of `queue`, the longest asleep first.
+    pub(crate) fn wake(&self, queue: &QueueName, suspect: bool, jobs: usize) {
+        let mut left = jobs;
+        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut at = 0;
+        while left > 0 && at < sleepers.len() {
+            let sleeper = &sleepers[at];
+            if sleeper.queues.contains(queue) && (sleeper.suspects || !suspect) {
+                left -= usize::from(sleepers.remove(at).bell.send(()).is_ok());
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// Wakes everybody: something changed, and nobody knows for whom.
+    pub(crate) fn wake_all(&self) {
+        let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        for sleeper in sleepers.drain(..) {
+            // A sleeper that is gone needs no bell.
+            let _ = sleeper.bell.send(());
+        }
+    }
+
+    /// Whether anybody sleeps.
+    pub(crate) fn is_empty(&self) -> bool {
+        let sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        sleepers.iter().all(|sleeper| sleeper.bell.is_closed())
+    }
+}

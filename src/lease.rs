@@ -290,6 +290,8 @@ pub struct Grant {
     pub id: FencingToken,
     /// The claim's randomness.
     pub nonce: Nonce,
+    /// When it was granted, on the store's clock.
+    pub granted_at: Timestamp,
     /// How long each renewal extends it.
     pub term: Duration,
     /// What this claim granted: the holder counts it from its *first* send of the request.

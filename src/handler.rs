@@ -92,14 +92,14 @@ pub(crate) enum Wish {
 
 impl Failure {
     fn new(wish: Wish, reason: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        Self { wish, reason: reason.into() }
+        Self {
+            wish,
+            reason: reason.into(),
+        }
     }
 
     /// Retry after `delay`, whatever the policy says. Counts as a failure.
-    pub fn retry_in(
-        delay: Duration,
-        reason: impl Into<Box<dyn StdError + Send + Sync>>,
-    ) -> Self {
+    pub fn retry_in(delay: Duration, reason: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::new(Wish::RetryIn(delay), reason)
     }
 
@@ -122,7 +122,10 @@ impl Failure {
     /// A fence whose mark is `mark` refused this handler's token. If the lease is still the current
     /// one, the job is handed back and the store raises its tokens above the mark.
     pub fn fenced(mark: FencingToken) -> Self {
-        Self::new(Wish::Behind(mark), format!("refused by a fence with the mark {mark}"))
+        Self::new(
+            Wish::Behind(mark),
+            format!("refused by a fence with the mark {mark}"),
+        )
     }
 
     /// The reason and its causes, in one line.
@@ -140,7 +143,10 @@ impl Failure {
 
 impl fmt::Debug for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Failure").field("wish", &self.wish).field("reason", &self.reason()).finish()
+        f.debug_struct("Failure")
+            .field("wish", &self.wish)
+            .field("reason", &self.reason())
+            .finish()
     }
 }
 
@@ -167,7 +173,10 @@ pub(crate) struct Typed<J, H> {
 
 impl<J: Job, H: Handler<J>> Typed<J, H> {
     pub(crate) fn new(handler: H) -> Self {
-        Self { handler, job: PhantomData }
+        Self {
+            handler,
+            job: PhantomData,
+        }
     }
 }
 
@@ -175,7 +184,10 @@ impl<J: Job, H: Handler<J>> AnyHandler for Typed<J, H> {
     fn start(&self, ctx: Context) -> Result<Running<'_>, Failure> {
         let payload = &ctx.job().payload;
         let job = serde_json::from_slice(payload).map_err(|e| {
-            Failure::from(format!("undecodable payload of {} bytes: {e}", payload.len()))
+            Failure::from(format!(
+                "undecodable payload of {} bytes: {e}",
+                payload.len()
+            ))
         })?;
         Ok(self.handler.handle(job, ctx))
     }

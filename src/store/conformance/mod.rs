@@ -58,11 +58,15 @@ pub mod enqueue;
 pub mod exclusive;
 pub mod expire;
 pub mod fence;
+mod fences;
 pub mod history;
 pub mod inspect;
+mod jobs;
 pub mod keys;
+mod leases;
 mod list;
 pub mod prune;
+mod recording;
 pub mod renew;
 pub mod repeat;
 pub mod settle;
@@ -70,6 +74,7 @@ mod snapshot;
 pub mod wait;
 
 pub use driver::{Driver, Held, LIFETIME, TERM, job, queue, queue_named};
+pub use recording::RecordingStore;
 pub use snapshot::Snapshot;
 
 /// An empty store, and the hand on its clock.

@@ -1,5 +1,11 @@
 //! The checker must catch a bad history of every kind, and pass the good ones.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::unchecked_time_subtraction,
+    reason = "a test that panics has failed"
+)]
+
 use std::time::Duration;
 
 use leasehold::clock::{ManualClock, Timestamp};

@@ -11,5 +11,15 @@ async fn memory() -> ManualFixture {
 }
 
 leasehold::conformance!(memory, memory);
-// TODO(lead): enable with the store.
+
+// With the SQLite store:
+// #[cfg(feature = "sqlite")]
+// async fn sqlite() -> ManualFixture {
+//     let clock = ManualClock::default();
+//     let dir = tempfile::tempdir().expect("a directory");
+//     let options = SqliteOptions::new().clock(clock.clone()).synchronous_normal();
+//     let store = SqliteStore::with(dir.path().join("jobs.db"), options).expect("a store");
+//     ManualFixture::new(store, clock).keep(dir)
+// }
+// #[cfg(feature = "sqlite")]
 // leasehold::conformance!(sqlite, sqlite);

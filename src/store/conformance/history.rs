@@ -5,7 +5,7 @@
 //! applied). A call without an end is unknown: its caller died. The place of an event in the list is
 //! its time; the store's clock is noted where the recorder knows it.
 //!
-//! [`RecordingStore`] writes the calls of one process. Fenced resources are written by hand with
+//! [`RecordingStore`](super::RecordingStore) writes the calls of one process. Fenced resources are written by hand with
 //! [`History::open`] and [`History::write`]. The [checker](super::checker) reads all of it.
 
 use std::collections::BTreeMap;

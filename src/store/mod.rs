@@ -23,6 +23,10 @@ mod call;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub(crate) mod memory;
+#[cfg(feature = "sqlite")]
+pub(crate) mod record;
+#[cfg(feature = "sqlite")]
+pub(crate) mod sqlite;
 mod wake;
 
 pub(crate) use call::bounded;
@@ -33,6 +37,8 @@ pub use call::{
     Settlement,
 };
 pub use memory::MemoryStore;
+#[cfg(feature = "sqlite")]
+pub use sqlite::{SqliteOptions, SqliteStore};
 
 /// A place that keeps jobs and grants leases on them.
 ///

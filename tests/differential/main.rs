@@ -29,6 +29,8 @@ use leasehold::lifecycle::{TRANSITIONS, Transition};
 use leasehold::store::conformance::checker::{Rule, check};
 use leasehold::store::conformance::history::{Final, History};
 use leasehold::store::conformance::{ManualFixture, RecordingStore, Snapshot, cases};
+#[cfg(feature = "sqlite")]
+use leasehold::store::{SqliteOptions, SqliteStore};
 use leasehold::{JobId, MemoryStore, Store};
 use proptest::test_runner::{Config, FileFailurePersistence, TestError, TestRunner};
 
@@ -179,20 +181,19 @@ fn memory_agrees_with_itself() {
     assert_agrees(&memory(None), quick_or(20_000, 256));
 }
 
-// With the SQLite store:
-// #[cfg(feature = "sqlite")]
-// #[test]
-// fn sqlite_agrees_with_memory() {
-//     let make: Box<Make> = Box::new(|clock| {
-//         Box::pin(async move {
-//             let dir = tempfile::tempdir().unwrap();
-//             let options = SqliteOptions::new().clock(clock).synchronous_normal().inline();
-//             let store = SqliteStore::with(dir.path().join("jobs.db"), options).unwrap();
-//             (Arc::new(store) as Arc<dyn Store>, Box::new(dir) as Box<dyn Any>)
-//         })
-//     });
-//     assert_agrees(&make, quick_or(5_000, 256));
-// }
+#[cfg(feature = "sqlite")]
+#[test]
+fn sqlite_agrees_with_memory() {
+    let make: Box<Make> = Box::new(|clock| {
+        Box::pin(async move {
+            let dir = tempfile::tempdir().unwrap();
+            let options = SqliteOptions::new().clock(clock).synchronous_normal().inline();
+            let store = SqliteStore::with(dir.path().join("jobs.db"), options).unwrap();
+            (Arc::new(store) as Arc<dyn Store>, Box::new(dir) as Box<dyn Any>)
+        })
+    });
+    assert_agrees(&make, quick_or(5_000, 256));
+}
 
 #[test]
 fn the_wrapper_of_the_control_arms_is_no_fault() {

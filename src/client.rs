@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::inspect::{self, JobView, QueueView};
 use crate::job::{Job, JobId, Namespace, NewJob};
-use crate::lifecycle::enqueue::Enqueuer;
+use crate::lifecycle::enqueue::{Enqueuer, no_answer};
 use crate::lifecycle::lane::{Answer, Session};
 use crate::lifecycle::pool::SuspectGate;
 use crate::observe::{Event, Observer, Observers};
@@ -97,9 +97,7 @@ impl Client {
     /// As [`enqueue`](Self::enqueue).
     pub async fn enqueue_new(&self, job: NewJob) -> Result<Enqueued> {
         let enqueued = self.enqueue_all(vec![job]).await?;
-        enqueued.first().copied().ok_or_else(|| {
-            Error::new(ErrorKind::Unexpected, "the store answered for no job").during(Verb::Enqueue)
-        })
+        enqueued.first().copied().ok_or_else(no_answer)
     }
 
     /// Stores up to 10,000 jobs, per queue together or not at all. One answer per job, in order.

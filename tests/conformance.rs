@@ -19,7 +19,9 @@ leasehold::conformance!(memory, memory);
 async fn sqlite() -> ManualFixture {
     let clock = ManualClock::default();
     let dir = tempfile::tempdir().expect("a directory");
-    let options = SqliteOptions::new().clock(clock.clone()).synchronous_normal();
+    let options = SqliteOptions::new()
+        .clock(clock.clone())
+        .synchronous_normal();
     let store = SqliteStore::with(dir.path().join("jobs.db"), options).expect("a store");
     ManualFixture::new(store, clock).keep(dir)
 }

@@ -187,9 +187,15 @@ fn sqlite_agrees_with_memory() {
     let make: Box<Make> = Box::new(|clock| {
         Box::pin(async move {
             let dir = tempfile::tempdir().unwrap();
-            let options = SqliteOptions::new().clock(clock).synchronous_normal().inline();
+            let options = SqliteOptions::new()
+                .clock(clock)
+                .synchronous_normal()
+                .inline();
             let store = SqliteStore::with(dir.path().join("jobs.db"), options).unwrap();
-            (Arc::new(store) as Arc<dyn Store>, Box::new(dir) as Box<dyn Any>)
+            (
+                Arc::new(store) as Arc<dyn Store>,
+                Box::new(dir) as Box<dyn Any>,
+            )
         })
     });
     assert_agrees(&make, quick_or(5_000, 256));

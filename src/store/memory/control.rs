@@ -180,16 +180,15 @@ impl State {
             for (lease, at) in grant.leases.iter().zip(0..) {
                 let Some(lease) = lease else { continue };
                 if all || matches!(leases, LeaseSelect::Job(job) if *job == lease.job.id) {
-                    let facts = grant.facts(id.plus(at), lease);
                     let step = lifecycle::revoke(&lease.job, reason, lease.cancel, now);
-                    found.insert(facts.token, (id, facts, step));
+                    found.insert(id.plus(at), (id, step));
                 }
             }
         }
         let done = found.len() as u64;
         tokens.extend(found.keys().copied().take(AUDIT_TOKENS));
-        for (id, facts, step) in found.into_values() {
-            self.end(id, &facts, step, now);
+        for (token, (id, step)) in found {
+            self.end(id, token, step, now);
         }
         Controlled {
             done,

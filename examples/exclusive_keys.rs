@@ -98,7 +98,9 @@ async fn main() -> anyhow::Result<()> {
         })
         .await?;
 
-    let seen = seen.lock().map_err(|_| anyhow::anyhow!("a handler panicked"))?;
+    let seen = seen
+        .lock()
+        .map_err(|_| anyhow::anyhow!("a handler panicked"))?;
     println!("most of one account at once: {}", seen.most_per_account);
     println!("accounts ran beside each other: {}", seen.most_at_once > 1);
     println!("order for ann: {:?}", seen.order["ann"]);

@@ -34,7 +34,10 @@ async fn import(
 ) -> Result<(), Failure> {
     let mut cursor: Cursor = ctx.load()?.unwrap_or_default();
     if let Some(saved) = ctx.saved() {
-        assert!(ctx.token() > saved.token, "a later claim has a larger token");
+        assert!(
+            ctx.token() > saved.token,
+            "a later claim has a larger token"
+        );
         println!("resumed at row {}, saved under an older token", cursor.row);
     }
     while cursor.row < job.rows {

@@ -91,6 +91,10 @@ async fn main() -> anyhow::Result<()> {
         .await?;
 
     let ledger = client.queues().await?[0].ledger;
-    println!("released {}, expired {}", ledger.released(), ledger.expired());
+    println!(
+        "released {}, expired {}",
+        ledger.released(),
+        ledger.expired()
+    );
     Ok(())
 }

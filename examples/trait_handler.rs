@@ -40,7 +40,11 @@ struct Mailer {
 #[async_trait]
 impl Handler<Mail> for Mailer {
     async fn handle(&self, mail: Mail, ctx: Context) -> Result<(), Failure> {
-        if self.blocked.lock().is_ok_and(|list| list.contains(&mail.to)) {
+        if self
+            .blocked
+            .lock()
+            .is_ok_and(|list| list.contains(&mail.to))
+        {
             // Retrying will not help, so the job is dead at once, with the reason on record.
             return Err(Failure::bury("the address is blocked"));
         }

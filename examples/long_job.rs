@@ -54,7 +54,7 @@ async fn import(
         // shows none for that long loses its lease, however faithfully it is renewed.
         ctx.progress(cursor.row, job.rows, "rows");
         // A checkpoint is a call to the store, and refused if the lease is lost: `?` ends the run.
-        if cursor.row % 5 == 0 {
+        if cursor.row.is_multiple_of(5) {
             ctx.checkpoint(&cursor).await?;
         }
     }

@@ -8,7 +8,7 @@ use std::process::Command;
 
 /// Examples are built next to the directory of the test binaries.
 fn binary(name: &str) -> PathBuf {
-    let mut path = std::env::current_exe().unwrap();
+    let mut path = std::env::current_exe().expect("a test knows its binary");
     path.pop();
     if path.ends_with("deps") {
         path.pop();
@@ -25,7 +25,7 @@ fn binary(name: &str) -> PathBuf {
 
 /// Runs an example, and expects each of these lines in its output, in any order.
 fn expect(name: &str, lines: &[&str]) {
-    let output = Command::new(binary(name)).output().unwrap();
+    let output = Command::new(binary(name)).output().expect("it starts");
     let said = String::from_utf8_lossy(&output.stdout);
     let wrote = String::from_utf8_lossy(&output.stderr);
     assert!(

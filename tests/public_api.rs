@@ -19,6 +19,7 @@ impl Job for Ping {
 }
 
 fn shareable<T: Send + Sync + 'static>() {}
+fn sendable<T: Send + 'static>() {}
 
 #[test]
 fn handles_cross_threads() {
@@ -39,7 +40,6 @@ fn handles_cross_threads() {
         LeaseTerms,
         RetryPolicy,
     )>();
-    fn sendable<T: Send + 'static>() {}
     sendable::<WorkerBuilder>();
     sendable::<QueueConfig>();
 }

@@ -10,7 +10,7 @@ use leasehold::{Client, Context, Failure, Job, NewJob, RetryPolicy};
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
-enum Fetch {
+enum Download {
     /// The network is down: two failures, then it works.
     Flaky,
     /// The server says when to come back.
@@ -23,28 +23,28 @@ enum Fetch {
     Hopeless,
 }
 
-impl Job for Fetch {
-    const KIND: &'static str = "fetch";
+impl Job for Download {
+    const KIND: &'static str = "download";
 }
 
-async fn fetch(job: Fetch, ctx: Context) -> Result<(), Failure> {
+async fn download(job: Download, ctx: Context) -> Result<(), Failure> {
     let first = ctx.attempt() == 1;
     match job {
         // Any error is a failure; the policy decides when to retry, and after how many to bury.
-        Fetch::Flaky if ctx.attempt() < 3 => Err("connection reset".into()),
+        Download::Flaky if ctx.attempt() < 3 => Err("connection reset".into()),
         // A failure too, but the handler knows better than the policy when to come back.
-        Fetch::RateLimited if first => {
+        Download::RateLimited if first => {
             let after = Duration::from_millis(50);
             Err(Failure::retry_in(after, "429: too many requests"))
         }
         // A snooze surrenders the lease and counts nothing, so the attempt stays 1. What an earlier
         // run did shows in the job's history.
-        Fetch::NotYet if ctx.job().history.is_empty() => {
+        Download::NotYet if ctx.job().history.is_empty() => {
             Err(Failure::snooze(Duration::from_millis(50)))
         }
-        Fetch::Gone => Err(Failure::bury("410: gone")),
-        Fetch::Hopeless => Err("500: internal error".into()),
-        Fetch::Flaky | Fetch::RateLimited | Fetch::NotYet => Ok(()),
+        Download::Gone => Err(Failure::bury("410: gone")),
+        Download::Hopeless => Err("500: internal error".into()),
+        Download::Flaky | Download::RateLimited | Download::NotYet => Ok(()),
     }
 }
 
@@ -52,18 +52,18 @@ async fn fetch(job: Fetch, ctx: Context) -> Result<(), Failure> {
 async fn main() -> anyhow::Result<()> {
     let client = Client::open("memory:").await?;
     let jobs = [
-        Fetch::Flaky,
-        Fetch::RateLimited,
-        Fetch::NotYet,
-        Fetch::Gone,
-        Fetch::Hopeless,
+        Download::Flaky,
+        Download::RateLimited,
+        Download::NotYet,
+        Download::Gone,
+        Download::Hopeless,
     ];
     let jobs: Result<Vec<_>, _> = jobs.iter().map(NewJob::of).collect();
     client.enqueue_all(jobs?).await?;
 
     client
         .worker()
-        .handle(fetch)
+        .handle(download)
         // Short waits for the example. The default is up to 1 s, 2 s, 4 s … 10 minutes.
         .retry(RetryPolicy::exponential(
             Duration::from_millis(20),

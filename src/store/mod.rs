@@ -20,7 +20,13 @@ use crate::job::QueueName;
 use crate::lease::Verdict;
 
 mod call;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 pub(crate) mod memory;
+#[cfg(feature = "sqlite")]
+pub(crate) mod record;
+#[cfg(feature = "sqlite")]
+pub(crate) mod sqlite;
 mod wake;
 
 pub(crate) use call::bounded;
@@ -31,6 +37,8 @@ pub use call::{
     Settlement,
 };
 pub use memory::MemoryStore;
+#[cfg(feature = "sqlite")]
+pub use sqlite::{SqliteOptions, SqliteStore};
 
 /// A place that keeps jobs and grants leases on them.
 ///

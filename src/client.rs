@@ -39,7 +39,8 @@ pub struct Client {
 impl Client {
     /// Opens the store that a URL names: `memory:`, `sqlite://jobs.db` (relative),
     /// `sqlite:///var/lib/app/jobs.db` (absolute). `?namespace=NAME` picks an application's share
-    /// of it, `&synchronous=normal` trades the last moments before a power cut for speed.
+    /// of it, `&synchronous=normal` trades the last moments before a power cut for speed. Each
+    /// `memory:` is a store of its own; clones of the client share it.
     ///
     /// # Errors
     /// `InvalidInput` for a URL that names no store of this build; any that opening can give.

@@ -189,7 +189,8 @@ impl WorkerBuilder {
         self
     }
 
-    /// How long one run may take. Unlimited by default: a lease outlives no dead worker anyway.
+    /// How long one run may take. Unlimited by default: the lease of a dead worker ends by itself,
+    /// and a stall limit catches one that hangs.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self

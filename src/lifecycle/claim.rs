@@ -57,7 +57,7 @@ pub(crate) async fn claimer(pool: Arc<Pool>) {
 pub(crate) fn give_back(pool: &Pool) {
     for (held, index) in pool.unfill() {
         held.leases[index].stop(Stop::Drain);
-        settle::hand_in(&held, index, Ran::Dropped, index, Times::default());
+        settle::hand_in(pool, held, index, Ran::Dropped, index, Times::default());
     }
     pool.outbox.flush_all();
 }

@@ -162,6 +162,11 @@ impl HeldLease {
         self.handed_in.load(Ordering::Acquire)
     }
 
+    /// It has ended, or is none of ours any longer. True the first time.
+    pub(crate) fn end(&self) -> bool {
+        !self.ended.swap(true, Ordering::AcqRel)
+    }
+
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
@@ -331,16 +336,12 @@ impl Board {
         held
     }
 
-    /// A lease has ended, or is none of ours any longer. Counts once.
-    pub(crate) fn end(&self, held: &Held, index: usize) -> bool {
-        if held.leases[index].ended.swap(true, Ordering::AcqRel) {
-            return false;
-        }
-        self.leases.fetch_sub(1, Ordering::Relaxed);
-        if held.live.fetch_sub(1, Ordering::AcqRel) == 1 {
+    /// This many leases of a grant have ended.
+    pub(crate) fn end(&self, held: &Held, leases: usize) {
+        self.leases.fetch_sub(leases, Ordering::Relaxed);
+        if leases > 0 && held.live.fetch_sub(leases, Ordering::AcqRel) == leases {
             self.lock().remove(&held.key);
         }
-        true
     }
 
     pub(crate) fn grants(&self) -> Vec<Arc<Held>> {

@@ -272,7 +272,18 @@ impl Pool {
 
     /// A lease has ended, or is none of ours any longer.
     pub(crate) fn end(&self, held: &Held, index: usize) {
-        if self.board.end(held, index) && held.leases[index].job.is_suspect() {
+        self.end_all(held, std::iter::once(index));
+    }
+
+    /// Leases of one grant have ended, or are none of ours any longer.
+    pub(crate) fn end_all(&self, held: &Held, indices: impl Iterator<Item = usize>) {
+        let mut suspect = false;
+        let ended = indices.filter(|index| held.leases[*index].end());
+        let ended = ended
+            .inspect(|index| suspect |= held.leases[*index].job.is_suspect())
+            .count();
+        self.board.end(held, ended);
+        if suspect {
             self.suspects.leave();
         }
     }

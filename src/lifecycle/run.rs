@@ -63,13 +63,13 @@ async fn work(pool: &Pool, held: Arc<Held>, index: usize, slot: usize) {
     let lease = &held.leases[index];
     if lease.stopped().is_some() || pool.draining() {
         // Lost or cancelled while it waited for a slot, or too late for this worker.
-        settle::hand_in(&held, index, Ran::Dropped, slot, Times::default());
+        settle::hand_in(pool, held, index, Ran::Dropped, slot, Times::default());
         return;
     }
     let Some(kind) = pool.kinds.get(lease.job.kind.as_str()) else {
         let (queue, job) = (&held.grant.queue, &*lease.job);
         pool.observers.emit(|| Event::UnknownKind { queue, job });
-        settle::hand_in(&held, index, Ran::UnknownKind, slot, Times::default());
+        settle::hand_in(pool, held, index, Ran::UnknownKind, slot, Times::default());
         return;
     };
     let started = monotonic();
@@ -89,7 +89,7 @@ async fn work(pool: &Pool, held: Arc<Held>, index: usize, slot: usize) {
         waited: Some(waited),
         ran: monotonic() - started,
     };
-    settle::hand_in(&held, index, ran, slot, times);
+    settle::hand_in(pool, held, index, ran, slot, times);
     pool.make_room();
 }
 

@@ -12,8 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedMutexGuard};
+use tokio::time::Instant;
 
-use super::fence::{Held, Stop};
+use super::fence::{Held, HeldLease, Stop};
 use super::lane::{Answer, Lane};
 use super::pool::{Pool, PoolQueue};
 use super::run::Ran;
@@ -99,9 +100,17 @@ impl Outbox {
         (0..self.shards.len()).map(|slot| self.shard(slot))
     }
 
-    fn push(&self, slot: usize, done: Done) {
+    /// Takes in what a slot has done: the run, and the lease if it is to be settled.
+    fn push(&self, slot: usize, queue: usize, times: Times, done: Option<Done>) {
         let mut shard = self.shard(slot);
-        shard.done.push(done);
+        if times.waited.is_some() {
+            shard.finished += 1;
+            shard.busy[queue] += times.ran;
+        }
+        if done.is_none() {
+            return;
+        }
+        shard.done.extend(done);
         let gathered = shard.done.len();
         drop(shard);
         if gathered == BATCH {
@@ -109,12 +118,6 @@ impl Outbox {
         } else if gathered == 1 {
             self.soon.notify_one();
         }
-    }
-
-    fn tally(&self, slot: usize, queue: usize, ran: Duration) {
-        let mut shard = self.shard(slot);
-        shard.finished += 1;
-        shard.busy[queue] += ran;
     }
 
     /// Sends what the slot has handed in, however little.
@@ -244,51 +247,71 @@ fn settlements(batch: &[Done]) -> Vec<Settlement> {
 /// The verdicts are known: counts them, and lets go of the leases.
 fn close(pool: &Pool, batch: &[Done], verdicts: &[Verdict]) {
     let now = monotonic();
-    for (done, verdict) in batch.iter().zip(verdicts) {
-        let Done {
-            held,
-            index,
-            outcome,
-            times,
-        } = done;
-        let lease = &held.leases[*index];
-        let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
-        match *verdict {
-            Verdict::Held { late, cancel } => {
-                if late {
-                    pool.queues[held.queue].meter.late();
-                }
-                if let Some(kind) = pool.kinds.get(job.kind.as_str()) {
-                    times.record(&kind.meters[held.queue]);
-                    let left = held.deadline().saturating_duration_since(now);
-                    let release = Release {
-                        held: now - held.claimed,
-                        margin: left.as_secs_f64() / held.grant.term.as_secs_f64(),
-                        attempt: job.attempt(),
-                    };
-                    kind.meters[held.queue].released(outcome, cancel, &release);
-                }
-                pool.observers.emit(|| Event::Settled {
-                    queue,
-                    job,
-                    token,
-                    outcome,
-                    late,
-                    cancel,
-                });
-            }
-            Verdict::Fenced => {
-                pool.queues[held.queue].meter.settle_fenced();
-                let (verb, job) = (Verb::Settle, job.id);
-                pool.observers.emit(|| Event::Fenced {
-                    verb,
-                    queue,
-                    job,
-                    token,
-                });
-            }
+    // Neighbours are mostly of one grant and one kind.
+    let alike = |a: &Done, b: &Done| {
+        Arc::ptr_eq(&a.held, &b.held) && a.lease().job.kind == b.lease().job.kind
+    };
+    let mut verdicts = verdicts.iter();
+    for run in batch.chunk_by(alike) {
+        let held = &run[0].held;
+        let kind = pool.kinds.get(run[0].lease().job.kind.as_str());
+        let meter = kind.map(|kind| &kind.meters[held.queue]);
+        for (done, verdict) in run.iter().zip(&mut verdicts) {
+            close_one(pool, done, *verdict, meter, now);
         }
-        pool.end(held, *index);
+        pool.end_all(held, run.iter().map(|done| done.index));
+    }
+}
+
+fn close_one(pool: &Pool, done: &Done, verdict: Verdict, meter: Option<&KindMeter>, now: Instant) {
+    let Done {
+        held,
+        outcome,
+        times,
+        ..
+    } = done;
+    let lease = done.lease();
+    let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
+    match verdict {
+        Verdict::Held { late, cancel } => {
+            if late {
+                pool.queues[held.queue].meter.late();
+            }
+            if let Some(meter) = meter {
+                times.record(meter);
+                let left = held.deadline().saturating_duration_since(now);
+                let release = Release {
+                    held: now - held.claimed,
+                    margin: left.as_secs_f64() / held.grant.term.as_secs_f64(),
+                    attempt: job.attempt(),
+                };
+                meter.released(outcome, cancel, &release);
+            }
+            pool.observers.emit(|| Event::Settled {
+                queue,
+                job,
+                token,
+                outcome,
+                late,
+                cancel,
+            });
+        }
+        Verdict::Fenced => {
+            pool.queues[held.queue].meter.settle_fenced();
+            let (verb, job) = (Verb::Settle, job.id);
+            pool.observers.emit(|| Event::Fenced {
+                verb,
+                queue,
+                job,
+                token,
+            });
+        }
+    }
+}
+
+impl Done {
+    fn lease(&self) -> &HeldLease {
+        &self.held.leases[self.index]
     }
 }
 
@@ -302,26 +325,26 @@ impl Times {
 }
 
 /// A slot is done with a lease.
-pub(crate) fn hand_in(held: &Arc<Held>, index: usize, ran: Ran, slot: usize, times: Times) {
-    let pool = &held.pool;
+pub(crate) fn hand_in(
+    pool: &Pool,
+    held: Arc<Held>,
+    index: usize,
+    ran: Ran,
+    slot: usize,
+    times: Times,
+) {
+    let at = held.queue;
     let lease = &held.leases[index];
     lease.hand_in();
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
     let stopped = lease.stopped();
-    let outcome = if stopped.is_some_and(|stop| stop.lost().is_some()) {
+    let mut outcome = if stopped.is_some_and(|stop| stop.lost().is_some()) {
         None
     } else {
-        decide(
-            job,
-            &pool.queues[held.queue],
-            ran,
-            stopped,
-            token,
-            fastrand::f64,
-        )
+        decide(job, &pool.queues[at], ran, stopped, token, fastrand::f64)
     };
-    if times.waited.is_some() {
-        pool.outbox.tally(slot, held.queue, times.ran);
+    if let Some(Outcome::Complete { result }) = &mut outcome {
+        *result = lease.result.get().cloned();
     }
     let run = times.ran;
     pool.observers.emit(|| Event::Finished {
@@ -331,28 +354,25 @@ pub(crate) fn hand_in(held: &Arc<Held>, index: usize, ran: Ran, slot: usize, tim
         run,
         outcome: outcome.as_ref(),
     });
-    match outcome {
-        None => {
-            if let Some(kind) = pool.kinds.get(job.kind.as_str()) {
-                times.record(&kind.meters[held.queue]);
-            }
-            pool.end(held, index);
+    let Some(outcome) = outcome else {
+        if let Some(kind) = pool.kinds.get(job.kind.as_str()) {
+            times.record(&kind.meters[at]);
         }
-        Some(mut outcome) => {
-            if let Outcome::Complete { result } = &mut outcome {
-                *result = lease.result.get().cloned();
-            }
-            pool.outbox.push(
-                slot,
-                Done {
-                    held: Arc::clone(held),
-                    index,
-                    outcome,
-                    times,
-                },
-            );
-        }
-    }
+        pool.outbox.push(slot, at, times, None);
+        pool.end(&held, index);
+        return;
+    };
+    pool.outbox.push(
+        slot,
+        at,
+        times,
+        Some(Done {
+            held,
+            index,
+            outcome,
+            times,
+        }),
+    );
 }
 
 /// What a run's end means for the lease. Pure. None: settle nothing.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{FirstClaim, GrantState, LINES, LeaseState, Place, State, is_suspects};
+use super::{FirstClaim, GrantState, LINES, LeaseState, State, is_suspects};
 use crate::clock::Timestamp;
 use crate::job::{JobRecord, limits};
 use crate::lease::{Grant, Lease, deadline};
@@ -170,15 +170,6 @@ impl State {
                 job,
             })
             .collect();
-        for Lease { token, job } in &leases {
-            self.places.insert(
-                job.id,
-                Place::Leased {
-                    grant: id,
-                    token: *token,
-                },
-            );
-        }
         let at = &mut self.queues[queue];
         at.ledger.granted += leases.len() as u64;
         at.ledger.live += leases.len() as u64;

@@ -76,7 +76,7 @@ impl State {
     }
 
     fn job_view(&self, id: JobId, now: Timestamp) -> Option<JobView> {
-        let place = self.places.get(&id)?;
+        let place = &self.place(id)?;
         let mut view = match place {
             Place::Line { queue, line, place } => {
                 let job = self.queues[*queue].lines[*line].get(*place)?;

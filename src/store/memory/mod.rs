@@ -654,9 +654,31 @@ impl State {
         }
     }
 
+    /// Where a job is. A claim leaves the place of a job in its line as it was: what is no longer
+    /// there is leased.
+    fn place(&self, id: JobId) -> Option<Place> {
+        let place = self.places.get(&id)?.clone();
+        if let Place::Line { queue, line, place } = place {
+            let there = self.queues[queue].lines[line].get(place);
+            if there.is_none_or(|job| job.id != id) {
+                return self.leased(id);
+            }
+        }
+        Some(place)
+    }
+
+    fn leased(&self, id: JobId) -> Option<Place> {
+        self.grants.iter().find_map(|(&grant, held)| {
+            let is_it = |lease: &Option<LeaseState>| lease.as_ref().is_some_and(|l| l.job.id == id);
+            let at = held.leases.iter().position(is_it)?;
+            let token = grant.plus(at as u64);
+            Some(Place::Leased { grant, token })
+        })
+    }
+
     /// Takes a pending or settled job out of where it is. Its keys stay as they are.
     fn take(&mut self, id: JobId) -> Option<(usize, JobState, Arc<JobRecord>)> {
-        let place = self.places.get(&id)?.clone();
+        let place = self.place(id)?;
         let (queue, state, job) = match place {
             Place::Line { queue, line, place } => {
                 let at = &mut self.queues[queue];

@@ -1,10 +1,11 @@
-//! How fast the SQLite store is, beside a raw loop that keeps no promise at all.
+//! How fast the `SQLite` store is, beside a raw loop that keeps no promise at all.
 //!
 //! `cargo bench --bench sqlite` prints jobs per second and CPU per job. The raw loop inserts batches of
 //! 100 rows and takes them out again with `DELETE … RETURNING`, with the same payload and the same
 //! `synchronous = FULL`. Only ratios within one run mean anything.
 
 #![allow(missing_docs, reason = "a program, not an interface")]
+#![allow(clippy::unwrap_used, reason = "trouble here should stop it")]
 #![allow(clippy::disallowed_methods, reason = "it measures the real time")]
 
 use std::path::Path;
@@ -36,7 +37,7 @@ impl Timer {
     }
 
     fn report(&self, what: &str, jobs: usize) -> f64 {
-        show(what, jobs, self.0.elapsed(), cpu() - self.1)
+        show(what, jobs, self.0.elapsed(), cpu().saturating_sub(self.1))
     }
 }
 
@@ -222,7 +223,7 @@ async fn main() {
             let timer = Timer::start();
             client.drain(1_000, 1_000, false).await;
             wall += timer.0.elapsed();
-            used += cpu() - timer.1;
+            used += cpu().saturating_sub(timer.1);
         }
         show(&format!("{depth} jobs in line"), 100_000, wall, used);
     }

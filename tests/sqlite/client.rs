@@ -11,23 +11,23 @@ use leasehold::store::{
 };
 use leasehold::{JobId, NewJob, Result, Store, Verdict};
 
-pub struct Client {
-    pub store: Arc<dyn Store>,
-    pub session: SessionId,
-    pub lane: u32,
-    pub seq: u64,
+pub(crate) struct Client {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) session: SessionId,
+    pub(crate) lane: u32,
+    pub(crate) seq: u64,
 }
 
-pub fn queue(name: &str) -> QueueName {
+pub(crate) fn queue(name: &str) -> QueueName {
     QueueName::new(name).unwrap()
 }
 
-pub fn job(name: &str) -> NewJob {
+pub(crate) fn job(name: &str) -> NewJob {
     NewJob::raw(queue(name), Kind::new("test").unwrap(), vec![7; 100])
 }
 
 impl Client {
-    pub async fn new(store: impl Store) -> Self {
+    pub(crate) async fn new(store: impl Store) -> Self {
         Self {
             session: store.open_session().await.unwrap(),
             store: Arc::new(store),
@@ -36,7 +36,7 @@ impl Client {
         }
     }
 
-    pub fn id(&mut self) -> RequestId {
+    pub(crate) fn id(&mut self) -> RequestId {
         self.seq += 1;
         RequestId {
             session: self.session,
@@ -45,7 +45,7 @@ impl Client {
         }
     }
 
-    pub async fn enqueue(&mut self, jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
+    pub(crate) async fn enqueue(&mut self, jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
         let jobs = jobs.into_iter().map(|job| (JobId::generate(), job));
         let request = EnqueueRequest {
             request: self.id(),
@@ -54,7 +54,7 @@ impl Client {
         self.store.enqueue(request).await
     }
 
-    pub fn claim_request(&mut self, name: &str, max: usize) -> ClaimRequest {
+    pub(crate) fn claim_request(&mut self, name: &str, max: usize) -> ClaimRequest {
         ClaimRequest {
             request: self.id(),
             owner: "owner".into(),
@@ -71,12 +71,12 @@ impl Client {
         }
     }
 
-    pub async fn claim(&mut self, name: &str, max: usize) -> Result<Claimed> {
+    pub(crate) async fn claim(&mut self, name: &str, max: usize) -> Result<Claimed> {
         let request = self.claim_request(name, max);
         self.store.claim(request).await
     }
 
-    pub async fn complete(&mut self, grants: &[Grant]) -> Result<Vec<Verdict>> {
+    pub(crate) async fn complete(&mut self, grants: &[Grant]) -> Result<Vec<Verdict>> {
         let leases = grants
             .iter()
             .flat_map(|grant| grant.leases.iter().map(|lease| grant.receipt(lease)));

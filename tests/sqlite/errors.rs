@@ -112,7 +112,7 @@ fn a_file_that_cannot_be_written_is_read_only() {
     for path in [&path, &fresh] {
         if std::fs::OpenOptions::new()
             .write(true)
-            .open(&dir.path().join("jobs.db"))
+            .open(dir.path().join("jobs.db"))
             .is_err()
         {
             assert_eq!(kind_of_open(path), ErrorKind::ReadOnly);

@@ -18,7 +18,7 @@ const ROLE: &str = "LEASEHOLD_TEST_ROLE";
 const FILE: &str = "LEASEHOLD_TEST_FILE";
 
 /// Makes a command a child with a role.
-pub fn child(mut command: Command, role: &str, path: &Path) -> Command {
+pub(crate) fn child(mut command: Command, role: &str, path: &Path) -> Command {
     command.args([
         "processes::play_the_role",
         "--exact",
@@ -74,6 +74,7 @@ async fn play_the_role() {
         "busy" => busy(&path).await,
         "greedy" => greedy(&path),
         "ticker" => ticker(&path).await,
+        "sleeper" => sleeper(&path).await,
         other => panic!("no role {other}"),
     }
 }
@@ -343,6 +344,48 @@ async fn a_frozen_process_delays_nobody_unless_it_holds_the_lock() {
     frozen.kill().unwrap();
     frozen.wait().unwrap();
     client.enqueue(vec![job("q")]).await.unwrap();
+}
+
+/// Waits for work that does not come, and says what that cost.
+async fn sleeper(path: &Path) {
+    let store = SqliteStore::open(path).unwrap();
+    let nanos = || -> u64 {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let stats = tasks.map(|task| task.unwrap().path().join("schedstat"));
+        let stats = stats.filter_map(|path| std::fs::read_to_string(path).ok());
+        stats
+            .map(|stat| stat.split(' ').next().unwrap().parse::<u64>().unwrap())
+            .sum()
+    };
+    let limit = Duration::from_secs(2);
+    // Opening connections is not waiting.
+    let warm = Duration::from_millis(300);
+    store.wait(&[queue("none")], false, warm).await.unwrap();
+    let before = nanos();
+    store.wait(&[queue("none")], false, limit).await.unwrap();
+    say(format_args!(
+        "percent {}",
+        (nanos() - before) as f64 * 100.0 / limit.as_nanos() as f64
+    ));
+}
+
+#[test]
+fn a_process_that_waits_costs_next_to_nothing() {
+    if !Path::new("/proc/self/schedstat").exists() {
+        eprintln!("not run: this system does not tell the CPU time of threads");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("jobs.db");
+    drop(SqliteStore::open(&path).unwrap());
+    let lines = said(&mut spawn("sleeper", &path));
+    let percent = lines
+        .iter()
+        .find_map(|line| line.split_once("percent "))
+        .unwrap()
+        .1;
+    println!("waiting costs {percent} % of a core");
+    assert!(percent.parse::<f64>().unwrap() < 1.0, "{percent} %");
 }
 
 /// Enqueues a job that carries the time, now and then, until it is killed.

@@ -127,12 +127,12 @@ CREATE TABLE leasehold_notes (
     checkpoint BLOB
 );
 
+-- Few, and touched by every call: no index, which would be one more page in every commit.
 CREATE TABLE leasehold_sessions (
     id        BLOB    PRIMARY KEY,
     namespace TEXT    NOT NULL,
     used      INTEGER NOT NULL
 ) WITHOUT ROWID;
-CREATE INDEX leasehold_sessions_used ON leasehold_sessions (used);
 
 CREATE TABLE leasehold_lanes (
     session BLOB    NOT NULL,

@@ -63,6 +63,8 @@ pub(super) enum Reply {
 /// A call that waits for the writer.
 pub(super) struct Call {
     pub(super) work: Work,
+    /// It waited for a transaction that had no room for it.
+    pub(super) left_over: bool,
     pub(super) reply: oneshot::Sender<Result<Reply>>,
 }
 
@@ -80,13 +82,18 @@ impl Work {
             Self::Prune(_) => Verb::Prune,
         }
     }
+}
 
+impl Call {
+    /// Where it stands among those that wait together.
     fn rank(&self) -> u8 {
-        match self {
-            Self::Renew(_) => 0,
-            Self::OpenSession | Self::Settle(_) | Self::Checkpoint(_) => 1,
-            Self::Enqueue(_) | Self::Reap(_) | Self::Control(_) | Self::Prune(_) => 2,
-            Self::Claim(_) => 3,
+        match &self.work {
+            Work::Renew(_) => 0,
+            // Otherwise a steady stream of others could keep a claim waiting for ever.
+            _ if self.left_over => 1,
+            Work::OpenSession | Work::Settle(_) | Work::Checkpoint(_) => 2,
+            Work::Enqueue(_) | Work::Reap(_) | Work::Control(_) | Work::Prune(_) => 3,
+            Work::Claim(_) => 4,
         }
     }
 }
@@ -124,7 +131,7 @@ impl Writer {
             }
             let room = BATCH_CALLS.saturating_sub(waiting.len());
             waiting.extend(calls.try_iter().take(room));
-            waiting.sort_by_key(|call| call.work.rank());
+            waiting.sort_by_key(Call::rank);
             let works: Vec<&Work> = waiting.iter().map(|call| &call.work).collect();
             let (answers, bells) = self.run(&works);
             let answered = answers.len();
@@ -132,6 +139,9 @@ impl Writer {
                 let verb = call.work.verb();
                 // Who no longer listens treats the call as unknown.
                 let _ = call.reply.send(answer.map_err(|error| at(verb, error)));
+            }
+            for call in &mut waiting {
+                call.left_over = true;
             }
             ring(bells);
             self.trim_log();
@@ -218,8 +228,7 @@ impl Writer {
         }
         let mut log = self.path.as_os_str().to_owned();
         log.push("-wal");
-        let long = std::fs::metadata(log).is_ok_and(|log| log.len() > LOG_BYTES);
-        if long {
+        if std::fs::metadata(log).is_ok_and(|file| file.len() > LOG_BYTES) {
             // If a reader is in the way, the next time will do.
             let _ = self
                 .db

@@ -5,7 +5,10 @@ use std::time::Duration;
 use leasehold::clock::{Clock, ManualClock, Timestamp};
 use leasehold::inspect::{self, LeaseFilter, Page};
 use leasehold::job::{JobState, Namespace};
-use leasehold::store::{RequestId, SessionId, SqliteOptions, SqliteStore};
+use leasehold::store::{
+    Beat, Outcome, Renewal, RequestId, SessionId, SettleRequest, Settlement, SqliteOptions,
+    SqliteStore,
+};
 use leasehold::{ErrorKind, Store};
 
 use crate::client::{Client, job, queue};
@@ -304,4 +307,115 @@ async fn a_half_settled_grant_is_compacted_and_still_whole() {
         })
         .unwrap();
     assert_eq!(left, 0);
+}
+
+/// Merged calls share what a transaction has read; this is where that could go wrong.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_callers_of_two_handles_end_every_job_exactly_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("jobs.db");
+    let stores = [
+        SqliteStore::open(&path).unwrap(),
+        SqliteStore::open(&path).unwrap(),
+    ];
+    let mut tasks = tokio::task::JoinSet::new();
+    for at in 0..12_u64 {
+        let mut client = Client::new(stores[at as usize % 2].clone()).await;
+        tasks.spawn(async move {
+            let mut random = fastrand::Rng::with_seed(at);
+            let jobs = (0..60).map(|n| match n % 4 {
+                0 => job("q").exclusive(format!("e{}", n % 3)).unwrap(),
+                1 => job("q").priority(n % 8),
+                2 => job("q").unique(format!("u{at}.{n}")).unwrap(),
+                _ => job("q"),
+            });
+            client.enqueue(jobs.collect()).await.unwrap();
+            let (mut done, mut tokens) = (Vec::new(), Vec::new());
+            let mut idle = 0;
+            while idle < 40 {
+                let claimed = client.claim("q", 1 + random.usize(..20)).await.unwrap();
+                idle = if claimed.grants.is_empty() {
+                    idle + 1
+                } else {
+                    0
+                };
+                if idle > 0 {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                let beats = claimed.grants.iter().map(Beat::of).collect();
+                for renewal in client.store.renew(beats).await.unwrap() {
+                    assert!(matches!(renewal, Renewal::Held { .. }), "{renewal:?}");
+                }
+                for grant in &claimed.grants {
+                    let mut rest: Vec<_> = grant.leases.iter().collect();
+                    while !rest.is_empty() {
+                        let part = rest.split_off(rest.len() - (1 + random.usize(..rest.len())));
+                        let settlements: Vec<_> = part
+                            .iter()
+                            .map(|lease| {
+                                tokens.push(lease.token);
+                                let outcome = match random.u8(..5) {
+                                    0 => Outcome::Retry {
+                                        delay: Duration::ZERO,
+                                        reason: "r".into(),
+                                    },
+                                    1 => Outcome::Surrender {
+                                        delay: Duration::ZERO,
+                                        mark: None,
+                                    },
+                                    _ => {
+                                        done.push(lease.job.id);
+                                        Outcome::Complete { result: None }
+                                    }
+                                };
+                                Settlement {
+                                    receipt: grant.receipt(lease),
+                                    outcome,
+                                }
+                            })
+                            .collect();
+                        let request = SettleRequest {
+                            request: client.id(),
+                            settlements,
+                        };
+                        let verdicts = client.store.settle(request).await.unwrap();
+                        assert!(verdicts.iter().all(|verdict| verdict.is_held()));
+                    }
+                }
+            }
+            (done, tokens)
+        });
+    }
+    let (mut done, mut tokens) = (Vec::new(), Vec::new());
+    while let Some(ended) = tasks.join_next().await {
+        let (mut jobs, mut given) = ended.unwrap();
+        done.append(&mut jobs);
+        tokens.append(&mut given);
+    }
+    let ended = done.len();
+    done.sort();
+    done.dedup();
+    assert_eq!((ended, done.len()), (720, 720), "each job completed once");
+    let given = tokens.len();
+    tokens.sort();
+    tokens.dedup();
+    assert_eq!(tokens.len(), given, "no token was given twice");
+    let view = inspect::queues(&stores[0]).await.unwrap().remove(0);
+    assert!(view.ledger.balances(), "{view:?}");
+    assert_eq!(view.counts, inspect::Counts::default());
+    assert_eq!((view.ledger.enqueued, view.ledger.completed), (720, 720));
+    let db = rusqlite::Connection::open(&path).unwrap();
+    for table in [
+        "ready",
+        "aside",
+        "grants",
+        "records",
+        "notes",
+        "unique",
+        "exclusive",
+    ] {
+        let count = format!("SELECT count(*) FROM leasehold_{table}");
+        let left: i64 = db.query_row(&count, [], |row| row.get(0)).unwrap();
+        assert_eq!(left, 0, "{table}");
+    }
 }

@@ -181,7 +181,7 @@ impl Writer {
             .map_err(|fault| Unrun::Whole(fault.into_error()))?;
         let ran = self.apply_all(works);
         let ran = match ran {
-            Ok(ran) => match self.db.execute_batch("COMMIT") {
+            Ok(ran) => match commit(&self.db) {
                 Ok(()) => {
                     self.commits.fetch_add(1, Ordering::Relaxed);
                     Ok(ran)
@@ -264,6 +264,10 @@ fn apply(tx: &mut Tx<'_>, work: &Work, now: Timestamp) -> Done<Reply> {
         Work::Control(request) => Reply::Controlled(tx.control(request, now)?),
         Work::Prune(request) => Reply::Pruned(tx.prune(request, now)?),
     })
+}
+
+fn commit(db: &Connection) -> rusqlite::Result<()> {
+    db.prepare_cached("COMMIT")?.execute([]).map(|_| ())
 }
 
 /// Names the verb and the store in an error.

@@ -79,6 +79,8 @@ pub enum ErrorKind {
     /// The request's session is not open (idle too long, store restored), or its sequence number was
     /// overtaken. Nothing was applied by *this* call; an earlier copy of it may have been.
     SessionLost,
+    /// The call may or may not have been applied, and that can no longer be found out.
+    Unknown,
     /// An argument breaks a limit of the contract. Nothing was stored.
     InvalidInput,
     /// The store does not offer this.
@@ -109,6 +111,7 @@ impl ErrorKind {
         matches!(
             self,
             Self::Contended
+                | Self::Full
                 | Self::TokensAhead
                 | Self::SessionLost
                 | Self::InvalidInput
@@ -126,6 +129,7 @@ impl ErrorKind {
             Self::Full => "full",
             Self::TokensAhead => "tokens_ahead",
             Self::SessionLost => "session_lost",
+            Self::Unknown => "unknown",
             Self::InvalidInput => "invalid_input",
             Self::Unsupported => "unsupported",
             Self::Corrupt => "corrupt",

@@ -10,8 +10,29 @@
 //! ```
 //!
 //! This file holds the rules: [`TRANSITIONS`], and what becomes of a job when its lease ends
-//! ([`settle`], [`expire`], [`revoke`]). They are pure, and every store calls them, so that no two
+//! (the functions `settle`, `expire`, `revoke`). They are pure, and every store calls them, so that no two
 //! stores can disagree about what an end means; where a store puts the job is its own affair.
+
+pub(crate) mod enqueue;
+
+pub(crate) mod claim;
+
+pub(crate) mod run;
+
+pub(crate) mod renew;
+
+pub(crate) mod fence;
+
+pub(crate) mod settle;
+
+pub(crate) mod expire;
+
+pub(crate) mod prune;
+
+// What the verbs above share.
+pub(crate) mod lane;
+pub(crate) mod merge;
+pub(crate) mod pool;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,0 +1,260 @@
+//! The door: open a store, enqueue jobs, start workers, look and intervene.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind, Result, Verb};
+use crate::inspect::{self, JobView, QueueView};
+use crate::job::{Job, JobId, Namespace, NewJob};
+use crate::lifecycle::enqueue::Enqueuer;
+use crate::lifecycle::lane::{Answer, Session};
+use crate::lifecycle::pool::SuspectGate;
+use crate::observe::{Event, Observer, Observers};
+use crate::store::{Command, ControlRequest, Controlled, Enqueued, MemoryStore, Store};
+use crate::worker::WorkerBuilder;
+
+/// How long an operator's command is repeated before the result is called unknown.
+const CONTROL_LIMIT: Duration = Duration::from_secs(30);
+
+/// A handle to a store. Clones share it.
+///
+/// ```
+/// # use serde::{Deserialize, Serialize};
+/// # #[derive(Serialize, Deserialize)] struct Greet { name: String }
+/// # impl leasehold::Job for Greet { const KIND: &'static str = "greet"; }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> leasehold::Result<()> {
+/// let client = leasehold::Client::open("memory:").await?;
+/// client.enqueue(&Greet { name: "world".into() }).await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Client {
+    pub(crate) enqueuer: Enqueuer,
+    pub(crate) suspects: Arc<SuspectGate>,
+    pub(crate) observers: Observers,
+}
+
+impl Client {
+    /// Opens the store that a URL names: `memory:`, `sqlite://jobs.db` (relative),
+    /// `sqlite:///var/lib/app/jobs.db` (absolute). `?namespace=NAME` picks an application's share
+    /// of it, `&synchronous=normal` trades the last moments before a power cut for speed.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a URL that names no store of this build; any that opening can give.
+    pub async fn open(url: &str) -> Result<Self> {
+        Ok(Self::new(open_store(url).await?))
+    }
+
+    /// A client of a store that is already open.
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        Self::with_observers(Session::new(store), Observers::default())
+    }
+
+    fn with_observers(session: Arc<Session>, observers: Observers) -> Self {
+        let enqueuer = Enqueuer::new(session, observers.clone());
+        Self {
+            enqueuer,
+            suspects: Arc::default(),
+            observers,
+        }
+    }
+
+    /// Adds somebody who watches the events of this client and of the workers made from it.
+    #[must_use]
+    pub fn observer(self, observer: impl Observer) -> Self {
+        let observers = self.observers.with(Arc::new(observer));
+        let enqueuer = Enqueuer::new(Arc::clone(self.session()), observers.clone());
+        Self {
+            enqueuer,
+            suspects: self.suspects,
+            observers,
+        }
+    }
+
+    fn session(&self) -> &Arc<Session> {
+        self.enqueuer.session()
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.session().store
+    }
+
+    /// Stores a job. Calls that come at the same time share one round trip.
+    ///
+    /// # Errors
+    /// `InvalidInput` names the field and the limit; nothing is stored. `Unknown`: it may or may not
+    /// have been stored; enqueue again under a unique key if twice would be wrong.
+    pub async fn enqueue<J: Job>(&self, job: &J) -> Result<Enqueued> {
+        self.enqueue_new(NewJob::of(job)?).await
+    }
+
+    /// Stores a job with all its options.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue).
+    pub async fn enqueue_new(&self, job: NewJob) -> Result<Enqueued> {
+        let enqueued = self.enqueue_all(vec![job]).await?;
+        enqueued.first().copied().ok_or_else(|| {
+            Error::new(ErrorKind::Unexpected, "the store answered for no job").during(Verb::Enqueue)
+        })
+    }
+
+    /// Stores up to 10,000 jobs, per queue together or not at all. One answer per job, in order.
+    ///
+    /// # Errors
+    /// As [`enqueue`](Self::enqueue).
+    pub async fn enqueue_all(&self, jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
+        self.enqueuer.enqueue(jobs).await
+    }
+
+    /// Starts to describe a worker.
+    pub fn worker(&self) -> WorkerBuilder {
+        WorkerBuilder::new(self.clone())
+    }
+
+    /// Carries out an operator's command, on record with who and why.
+    ///
+    /// # Errors
+    /// As [`Store::control`].
+    pub async fn control(
+        &self,
+        command: Command,
+        actor: impl Into<String>,
+        reason: impl Into<String>,
+    ) -> Result<Controlled> {
+        let (actor, reason) = (actor.into(), reason.into());
+        let answer = self
+            .session()
+            .lane()
+            .call(CONTROL_LIMIT, |store, request| {
+                let request = ControlRequest {
+                    request,
+                    actor: actor.clone(),
+                    reason: reason.clone(),
+                    command: command.clone(),
+                };
+                async move { store.control(request).await }
+            })
+            .await;
+        let unknown = || {
+            Error::new(
+                ErrorKind::Unknown,
+                "the command may or may not have been done",
+            )
+        };
+        match answer {
+            Answer::Known(done) => {
+                let (command, actor) = (command.as_str(), actor.as_str());
+                self.observers.emit(|| Event::Controlled {
+                    command,
+                    actor,
+                    done: &done,
+                });
+                Ok(done)
+            }
+            Answer::Refused(error) => Err(error),
+            Answer::Lost => Err(unknown().during(Verb::Control)),
+            Answer::GaveUp(error) => Err(unknown().during(Verb::Control).caused_by(error)),
+        }
+    }
+
+    /// All queues, with their counts and ledgers.
+    ///
+    /// # Errors
+    /// As [`Store::inspect`].
+    pub async fn queues(&self) -> Result<Vec<QueueView>> {
+        inspect::queues(&**self.store()).await
+    }
+
+    /// One job, if it is there. A completed job without retention is not.
+    ///
+    /// # Errors
+    /// As [`Store::inspect`].
+    pub async fn job(&self, id: JobId) -> Result<Option<Box<JobView>>> {
+        inspect::job(&**self.store(), id).await
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client")
+            .field("store", &self.store().name())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Opens the store that a URL names.
+pub(crate) async fn open_store(url: &str) -> Result<Arc<dyn Store>> {
+    let (address, query) = url.split_once('?').unwrap_or((url, ""));
+    let settings = Settings::parse(query)?;
+    match address.split_once(':') {
+        Some(("memory", _)) => Ok(Arc::new(MemoryStore::new())),
+        #[cfg(feature = "sqlite")]
+        Some(("sqlite", path)) => open_sqlite(path, settings).await,
+        _ => {
+            // The address may hold a password: only its scheme is shown.
+            let scheme = address.split(':').next().unwrap_or_default();
+            let scheme = crate::job::clip(scheme, 32);
+            drop(settings);
+            Err(Error::invalid(
+                "url",
+                format!("scheme {scheme:?}"),
+                "memory:, sqlite://PATH",
+            )
+            .during(Verb::Open))
+        }
+    }
+}
+
+#[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
+struct Settings {
+    namespace: Namespace,
+    synchronous_normal: bool,
+}
+
+impl Settings {
+    fn parse(query: &str) -> Result<Self> {
+        let mut settings = Self {
+            namespace: Namespace::default(),
+            synchronous_normal: false,
+        };
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            match pair.split_once('=') {
+                Some(("namespace", name)) => settings.namespace = Namespace::new(name)?,
+                Some(("synchronous", "normal")) => settings.synchronous_normal = true,
+                Some(("synchronous", "full")) => settings.synchronous_normal = false,
+                _ => {
+                    let key = pair.split('=').next().unwrap_or_default();
+                    let allowed = "namespace=NAME, synchronous=full|normal";
+                    return Err(Error::invalid("url", format!("setting {key:?}"), allowed)
+                        .during(Verb::Open));
+                }
+            }
+        }
+        Ok(settings)
+    }
+}
+
+#[cfg(feature = "sqlite")]
+async fn open_sqlite(path: &str, settings: Settings) -> Result<Arc<dyn Store>> {
+    use crate::store::{SqliteOptions, SqliteStore};
+
+    let path = path.strip_prefix("//").unwrap_or(path).to_owned();
+    if path.is_empty() {
+        return Err(Error::invalid("url", "no path", "sqlite://PATH").during(Verb::Open));
+    }
+    let mut options = SqliteOptions::default().namespace(settings.namespace);
+    if settings.synchronous_normal {
+        options = options.synchronous_normal();
+    }
+    let open = tokio::task::spawn_blocking(move || SqliteStore::with(path, options));
+    let store = open.await.map_err(|e| {
+        Error::new(ErrorKind::Unexpected, "opening the store panicked")
+            .caused_by(e)
+            .during(Verb::Open)
+    })??;
+    Ok(Arc::new(store))
+}

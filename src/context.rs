@@ -1,0 +1,234 @@
+//! What a handler knows of the lease it works under.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::clock::monotonic;
+use crate::error::{Result, Verb};
+use crate::handler::Failure;
+use crate::job::{Job, JobId, JobRecord, NewJob, QueueName, SavedCheckpoint, at_most, limits};
+use crate::lease::{FencingToken, Progress, Receipt};
+use crate::lifecycle::fence::{Held, HeldLease, Stop};
+use crate::lifecycle::pool::Pool;
+use crate::observe::Event;
+use crate::store::{Checkpoint, Checkpointed, Enqueued};
+
+/// The lease that a handler works under. Clones are the same lease.
+#[derive(Clone)]
+pub struct Context {
+    pool: Arc<Pool>,
+    held: Arc<Held>,
+    index: usize,
+}
+
+impl Context {
+    pub(crate) fn new(pool: Arc<Pool>, held: Arc<Held>, index: usize) -> Self {
+        Self { pool, held, index }
+    }
+
+    fn lease(&self) -> &HeldLease {
+        &self.held.leases[self.index]
+    }
+
+    /// The fencing token: larger than that of any earlier claim. Show it to whatever you write to.
+    pub fn token(&self) -> FencingToken {
+        self.lease().token
+    }
+
+    /// The proof of the lease, for settling it from elsewhere. Keep it secret.
+    pub fn receipt(&self) -> Receipt {
+        self.held.receipt(self.index)
+    }
+
+    /// What is stored of the job.
+    pub fn job(&self) -> &JobRecord {
+        &self.lease().job
+    }
+
+    /// The job's id.
+    pub fn job_id(&self) -> JobId {
+        self.job().id
+    }
+
+    /// The job's queue.
+    pub fn queue(&self) -> &QueueName {
+        &self.held.grant.queue
+    }
+
+    /// 1 + failures + expiries. For people; never a fence.
+    pub fn attempt(&self) -> u32 {
+        self.job().attempt()
+    }
+
+    /// The worker that holds the lease.
+    pub fn owner(&self) -> &str {
+        &self.pool.owner
+    }
+
+    /// The run that the worker serves.
+    pub fn task(&self) -> &str {
+        &self.pool.task
+    }
+
+    /// How long the lease can still be relied on, on the monotonic clock. Grows with each renewal.
+    pub fn time_left(&self) -> Duration {
+        self.held.until().saturating_duration_since(monotonic())
+    }
+
+    /// Resolves when the handler should stop: the lease is lost, the job cancelled, or the worker
+    /// drains. A moment later the handler is dropped where it stands.
+    pub async fn cancelled(&self) {
+        self.lease().bell().token.cancelled().await;
+    }
+
+    /// Whether the handler should stop.
+    pub fn is_cancelled(&self) -> bool {
+        self.lease().stopped().is_some()
+    }
+
+    /// Whether the lease is lost: whatever the handler does from here on counts for nothing.
+    pub fn is_lost(&self) -> bool {
+        self.lease()
+            .stopped()
+            .is_some_and(|stop| stop.lost().is_some())
+    }
+
+    /// Whether the worker drains.
+    pub fn is_draining(&self) -> bool {
+        self.lease().stopped() == Some(Stop::Drain)
+    }
+
+    /// Shows that the work advances: `done` of `total`, in your own unit. A handler with a stall
+    /// limit that shows nothing for that long loses its lease.
+    pub fn progress(&self, done: u64, total: impl Into<Option<u64>>, note: impl Into<String>) {
+        let mut note = note.into();
+        note.truncate(crate::job::clip(&note, limits::REASON_BYTES).len());
+        let progress = Progress {
+            done,
+            total: total.into(),
+            note,
+        };
+        self.held.progress(self.index, progress, monotonic());
+    }
+
+    /// What the last run saved, with the token under which it was saved.
+    pub fn saved(&self) -> Option<&SavedCheckpoint> {
+        self.job().checkpoint.as_ref()
+    }
+
+    /// What the last run saved by [`checkpoint`](Self::checkpoint).
+    ///
+    /// # Errors
+    /// If it cannot be decoded as `T`.
+    pub fn load<T: DeserializeOwned>(&self) -> Result<Option<T>, Failure> {
+        let Some(saved) = self.saved() else {
+            return Ok(None);
+        };
+        let state = serde_json::from_slice(&saved.bytes)
+            .map_err(|e| Failure::from(format!("undecodable checkpoint {}: {e}", saved.seq)))?;
+        Ok(Some(state))
+    }
+
+    /// Saves state under the lease, encoded as JSON: the next run starts from it. Counts as
+    /// progress.
+    ///
+    /// # Errors
+    /// Ends the handler by `?` if the lease is lost. Nothing was saved then.
+    pub async fn checkpoint<T: Serialize + Sync>(&self, state: &T) -> Result<(), Failure> {
+        let bytes = serde_json::to_vec(state)?;
+        at_most("checkpoint", bytes.len(), limits::CHECKPOINT_BYTES, "bytes")?;
+        let weight = bytes.len();
+        let seq = self.lease().seq.fetch_add(1, Ordering::Relaxed) + 1;
+        let receipt = self.receipt();
+        let checkpoint = Checkpoint {
+            receipt,
+            seq,
+            bytes: bytes.into(),
+        };
+        let answers = self
+            .pool
+            .checkpoints
+            .submit(vec![checkpoint], weight)
+            .await?;
+        let (queue, job, token) = (self.queue(), self.job_id(), self.token());
+        match answers.first() {
+            Some(Checkpointed::Saved { cancel, .. }) => {
+                if *cancel {
+                    self.lease().stop(Stop::Cancel);
+                }
+                self.held.touch(self.index, monotonic());
+                self.pool.observers.emit(|| Event::Checkpointed {
+                    queue,
+                    job,
+                    token,
+                    seq,
+                });
+                Ok(())
+            }
+            // A later one of this handler's own got there first.
+            Some(Checkpointed::Behind { .. }) => Ok(()),
+            Some(Checkpointed::Fenced) | None => {
+                self.pool.queues[self.held.queue].meter.checkpoint_fenced();
+                let verb = Verb::Checkpoint;
+                self.pool.observers.emit(|| Event::Fenced {
+                    verb,
+                    queue,
+                    job,
+                    token,
+                });
+                self.lease().stop(Stop::Fenced);
+                Err(Failure::lost())
+            }
+        }
+    }
+
+    /// Leaves a result with the job, if it has a retention. The first call counts.
+    ///
+    /// # Errors
+    /// If it does not encode, or is larger than a payload may be.
+    pub fn set_result<T: Serialize>(&self, result: &T) -> Result<(), Failure> {
+        let bytes = Bytes::from(serde_json::to_vec(result)?);
+        at_most("result", bytes.len(), limits::CHECKPOINT_BYTES, "bytes")?;
+        // The first result stands: a handler has one end.
+        let _ = self.lease().result.set(bytes);
+        Ok(())
+    }
+
+    /// Enqueues another job.
+    ///
+    /// It is stored whether or not this handler then completes; give it a unique key if a second
+    /// run must not enqueue it again.
+    ///
+    /// # Errors
+    /// As [`Client::enqueue`](crate::Client::enqueue).
+    pub async fn enqueue<J: Job>(&self, job: &J) -> Result<Enqueued> {
+        self.enqueue_new(NewJob::of(job)?).await
+    }
+
+    /// Enqueues another job, with all its options.
+    ///
+    /// # Errors
+    /// As [`Client::enqueue`](crate::Client::enqueue).
+    pub async fn enqueue_new(&self, job: NewJob) -> Result<Enqueued> {
+        let id = JobId::generate();
+        let enqueued = self.pool.enqueuer.enqueue(vec![job]).await?;
+        Ok(enqueued.first().copied().unwrap_or(Enqueued::New(id)))
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("queue", self.queue())
+            .field("job", &self.job_id())
+            .field("token", &self.token())
+            .field("attempt", &self.attempt())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,194 @@
+//! Handlers: the code that works a job, and what it can wish for.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::context::Context;
+use crate::job::Job;
+use crate::lease::FencingToken;
+
+/// Works jobs of one type.
+///
+/// Implement it for a struct that carries what the work needs, or pass a plain
+/// `async fn(job: J, ctx: Context) -> Result<(), E>`: that is a handler too, for any error type.
+///
+/// `Ok` completes the job. `Err` retries it by the queue's policy, unless the [`Failure`] says
+/// otherwise. A panic and a time-out are failures with their cause on record. When the lease is
+/// lost, [`Context::cancelled`] resolves, and the future is dropped a moment later: whatever it
+/// does must be safe to run again, and what it writes should be fenced by [`Context::token`].
+///
+/// ```
+/// use leasehold::{Context, Failure, Handler, Job, async_trait};
+/// # use serde::{Deserialize, Serialize};
+/// # #[derive(Serialize, Deserialize)] struct Mail { to: String }
+/// # impl Job for Mail { const KIND: &'static str = "mail"; }
+/// struct Mailer { from: String }
+///
+/// #[async_trait]
+/// impl Handler<Mail> for Mailer {
+///     async fn handle(&self, mail: Mail, ctx: Context) -> Result<(), Failure> {
+///         if !mail.to.contains('@') {
+///             return Err(Failure::bury("not an address"));
+///         }
+///         println!("{} → {} (attempt {})", self.from, mail.to, ctx.attempt());
+///         Ok(())
+///     }
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot handle `{J}` jobs",
+    label = "not a handler for `{J}`",
+    note = "a handler is an `async fn(job: {J}, ctx: leasehold::Context) -> Result<(), E>`,",
+    note = "or a type with `#[async_trait] impl leasehold::Handler<{J}> for …`"
+)]
+#[async_trait]
+pub trait Handler<J: Job>: Send + Sync + 'static {
+    /// Works one job under one lease.
+    async fn handle(&self, job: J, ctx: Context) -> Result<(), Failure>;
+}
+
+#[async_trait]
+impl<J, F, Fut, E> Handler<J> for F
+where
+    J: Job,
+    F: Fn(J, Context) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<(), E>> + Send,
+    E: Into<Failure>,
+{
+    async fn handle(&self, job: J, ctx: Context) -> Result<(), Failure> {
+        self(job, ctx).await.map_err(Into::into)
+    }
+}
+
+/// Why a handler did not complete its job, and what it wishes for it.
+///
+/// Any error becomes one by `?`, and means: retry by the queue's policy.
+pub struct Failure {
+    pub(crate) wish: Wish,
+    reason: Box<dyn StdError + Send + Sync>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Wish {
+    /// Again by the queue's policy, or dead if there were too many failures.
+    Policy,
+    /// Again after this long.
+    RetryIn(Duration),
+    /// Later; nothing counted.
+    Snooze(Duration),
+    /// Never again.
+    Bury,
+    /// The lease is not this handler's any longer: settle nothing.
+    Lost,
+    /// A fence refused a holder that is still the current one: hand the job back, with the mark.
+    Behind(FencingToken),
+}
+
+impl Failure {
+    fn new(wish: Wish, reason: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self {
+            wish,
+            reason: reason.into(),
+        }
+    }
+
+    /// Retry after `delay`, whatever the policy says. Counts as a failure.
+    pub fn retry_in(delay: Duration, reason: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::new(Wish::RetryIn(delay), reason)
+    }
+
+    /// Not now: come back after `delay`. Counts as nothing.
+    pub fn snooze(delay: Duration) -> Self {
+        Self::new(Wish::Snooze(delay), "snoozed")
+    }
+
+    /// Give up: the job is dead. It stays until somebody retries or purges it.
+    pub fn bury(reason: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::new(Wish::Bury, reason)
+    }
+
+    /// The lease is lost: stop, and settle nothing. What [`Context::checkpoint`] says to a fenced
+    /// holder, so that `?` ends the handler.
+    pub fn lost() -> Self {
+        Self::new(Wish::Lost, "the lease was lost")
+    }
+
+    /// A fence whose mark is `mark` refused this handler's token. If the lease is still the current
+    /// one, the job is handed back and the store raises its tokens above the mark.
+    pub fn fenced(mark: FencingToken) -> Self {
+        Self::new(
+            Wish::Behind(mark),
+            format!("refused by a fence with the mark {mark}"),
+        )
+    }
+
+    /// The reason and its causes, in one line.
+    pub fn reason(&self) -> String {
+        let mut text = self.reason.to_string();
+        let mut cause = self.reason.source();
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        text
+    }
+}
+
+impl fmt::Debug for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failure")
+            .field("wish", &self.wish)
+            .field("reason", &self.reason())
+            .finish()
+    }
+}
+
+// `Failure` is no `std::error::Error` itself: this conversion, which makes `?` work on any error,
+// would then conflict with the one from a type into itself.
+impl<E: Into<Box<dyn StdError + Send + Sync>>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::new(Wish::Policy, error)
+    }
+}
+
+pub(crate) type Running<'a> = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 'a>>;
+
+/// A handler whose job type is known only to itself.
+pub(crate) trait AnyHandler: Send + Sync + 'static {
+    /// Decodes the payload and starts the work.
+    fn start(&self, ctx: Context) -> Result<Running<'_>, Failure>;
+}
+
+pub(crate) struct Typed<J, H> {
+    handler: H,
+    job: PhantomData<fn() -> J>,
+}
+
+impl<J: Job, H: Handler<J>> Typed<J, H> {
+    pub(crate) fn new(handler: H) -> Self {
+        Self {
+            handler,
+            job: PhantomData,
+        }
+    }
+}
+
+impl<J: Job, H: Handler<J>> AnyHandler for Typed<J, H> {
+    fn start(&self, ctx: Context) -> Result<Running<'_>, Failure> {
+        let payload = &ctx.job().payload;
+        let job = serde_json::from_slice(payload).map_err(|e| {
+            Failure::from(format!(
+                "undecodable payload of {} bytes: {e}",
+                payload.len()
+            ))
+        })?;
+        Ok(self.handler.handle(job, ctx))
+    }
+}

@@ -1,0 +1,314 @@
+//! Claiming: ask for as many leases as there are free slots, and a few ahead.
+//!
+//! The claimer asks while the current leases run, so that a slot that becomes free finds the next
+//! one waiting. How far ahead follows the work: as many leases as the slots finish in a moment, so
+//! that quick jobs never wait for the store, and a slow job is never held by a worker that cannot
+//! start it. When the store has nothing, the claimer sleeps on `wait`; a busy store is not polled.
+//!
+//! Before: [`enqueue`](super::enqueue). After: a slot [`run`](super::run)s the handler.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::fence::Stop;
+use super::lane::{Answer, Lane};
+use super::pool::{Pool, PoolQueue, Waiting};
+use super::run::Ran;
+use super::settle::{self, Ride};
+use crate::clock::monotonic;
+use crate::error::ErrorKind;
+use crate::job::{QueueName, limits};
+use crate::lease::Nonce;
+use crate::observe::{Event, metrics};
+use crate::store::{ClaimRequest, Claimed, Store};
+
+/// How much work to hold ahead of the slots: what they finish in this long.
+const AHEAD: Duration = Duration::from_millis(20);
+
+/// A lost wake-up costs at most this.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+/// A lease that waited this long for a slot goes back: somebody else may have one free.
+const STALE_BUFFER: Duration = Duration::from_secs(1);
+
+/// Fills the slots until the pool drains. What is left over goes back at once.
+pub(crate) async fn claimer(pool: Arc<Pool>) {
+    let mut claimer = Claimer::new(pool);
+    let drain = claimer.pool.drain.clone();
+    while !drain.is_cancelled() {
+        let want = claimer.want();
+        if want == 0 {
+            claimer.wait_for_room().await;
+            continue;
+        }
+        let granted = claimer.claim(want).await;
+        if granted < want && !drain.is_cancelled() {
+            claimer.wait_for_work().await;
+        }
+    }
+    give_back(&claimer.pool);
+}
+
+/// Surrenders everything that waits for a slot.
+pub(crate) fn give_back(pool: &Arc<Pool>) {
+    for Waiting { held, index } in pool.unfill() {
+        held.leases[index].stop(Stop::Drain);
+        settle::hand_in(pool, &held, index, Ran::Dropped, Duration::ZERO);
+    }
+    pool.outbox.flush();
+}
+
+struct Claimer {
+    pool: Arc<Pool>,
+    lane: Lane,
+    pace: Pace,
+    /// When the queues are worth a claim without a wake-up.
+    next: Duration,
+}
+
+/// How fast the slots finish.
+struct Pace {
+    since: Instant,
+    finished: u64,
+    per_second: f64,
+}
+
+impl Pace {
+    fn measure(&mut self, finished: u64, now: Instant) {
+        let elapsed = now - self.since;
+        if elapsed < Duration::from_millis(1) {
+            return;
+        }
+        let rate = (finished - self.finished) as f64 / elapsed.as_secs_f64();
+        self.per_second = f64::midpoint(self.per_second, rate);
+        self.finished = finished;
+        self.since = now;
+    }
+}
+
+impl Claimer {
+    fn new(pool: Arc<Pool>) -> Self {
+        let lane = pool.session.lane();
+        let pace = Pace {
+            since: monotonic(),
+            finished: 0,
+            per_second: 0.0,
+        };
+        Self {
+            pool,
+            lane,
+            pace,
+            next: LONGEST_SLEEP,
+        }
+    }
+
+    /// How many leases there is room for.
+    fn want(&mut self) -> usize {
+        self.pace
+            .measure(self.pool.finished.load(Ordering::Relaxed), monotonic());
+        let ahead = self.ahead();
+        let buffered = self.pool.buffered();
+        if buffered > ahead / 2 {
+            return 0;
+        }
+        let free = self
+            .pool
+            .slots
+            .saturating_sub(self.pool.busy.load(Ordering::Acquire));
+        (free + ahead)
+            .saturating_sub(buffered)
+            .min(limits::GRANT_LEASES)
+    }
+
+    fn ahead(&self) -> usize {
+        ((self.pace.per_second * AHEAD.as_secs_f64()) as usize).min(self.pool.prefetch)
+    }
+
+    /// Sleeps until a slot is free or the buffer runs low.
+    async fn wait_for_room(&mut self) {
+        let pool = &self.pool;
+        // "Less than" half of what is held ahead, and always when a slot finds nothing.
+        pool.low_water
+            .store(self.ahead() / 2 + 1, Ordering::Release);
+        let finished = pool.finished.load(Ordering::Relaxed);
+        tokio::select! {
+            biased;
+            () = pool.drain.cancelled() => {}
+            () = pool.room.notified() => {}
+            () = tokio::time::sleep(STALE_BUFFER) => {
+                if pool.finished.load(Ordering::Relaxed) == finished {
+                    give_back(pool);
+                }
+            }
+        }
+    }
+
+    /// Sleeps until one of the queues may have work.
+    async fn wait_for_work(&self) {
+        let pool = &self.pool;
+        let limit = self.next.clamp(Duration::from_millis(1), LONGEST_SLEEP);
+        let queues: Vec<QueueName> = pool.queues.iter().map(|queue| queue.name.clone()).collect();
+        let wait = pool.store().wait(&queues, pool.suspects.is_free(), limit);
+        let sleep = async {
+            // A store that cannot tell, or does not come back, costs no more than the longest sleep.
+            if let Ok(Err(_)) = tokio::time::timeout(LONGEST_SLEEP, wait).await {
+                tokio::time::sleep(limit).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = pool.drain.cancelled() => {}
+            () = sleep => {}
+        }
+    }
+
+    /// One claim, repeated until it is known. Returns the number of leases.
+    async fn claim(&mut self, want: usize) -> usize {
+        let admit_suspect = self.pool.suspects.enter();
+        let sent = monotonic();
+        let mut ride = self.pool.outbox.ride();
+        let claimed = match Nonce::draw() {
+            Ok(nonce) => self.send(want, admit_suspect, nonce, &mut ride).await,
+            Err(error) => {
+                tracing::error!(%error, "cannot claim");
+                None
+            }
+        };
+        if let Some(ride) = ride.take() {
+            ride.send(&self.pool).await;
+        }
+        let Some(claimed) = claimed else {
+            if admit_suspect {
+                self.pool.suspects.leave();
+            }
+            self.next = LONGEST_SLEEP;
+            return 0;
+        };
+        let leases: usize = claimed.grants.iter().map(|grant| grant.leases.len()).sum();
+        self.pool.meter.claimed(sent.elapsed(), leases);
+        let mut suspects = claimed.grants.iter().flat_map(|grant| &grant.leases);
+        if admit_suspect && !suspects.any(|lease| lease.job.is_suspect()) {
+            self.pool.suspects.leave();
+        }
+        self.next = claimed
+            .next_due
+            .into_iter()
+            .chain(claimed.next_deadline)
+            .min()
+            .unwrap_or(LONGEST_SLEEP);
+        self.take_in(claimed, sent);
+        leases
+    }
+
+    /// Sends the claim, with the settlements that ride along. `None`: nothing was granted to us.
+    async fn send(
+        &mut self,
+        max: usize,
+        admit_suspect: bool,
+        nonce: Nonce,
+        ride: &mut Option<Ride>,
+    ) -> Option<Claimed> {
+        let pool = Arc::clone(&self.pool);
+        let queues: Vec<_> = in_turn(&pool.queues).map(PoolQueue::wanted).collect();
+        let riders = match ride {
+            Some(ride) => ride.reserve().await.ok(),
+            None => None,
+        };
+        let along = AtomicBool::new(false);
+        let call = self
+            .lane
+            .call(Duration::MAX, |store: Arc<dyn Store>, request| {
+                // After a lost session the riders' id means nothing; they go alone under a new one.
+                let settle = riders
+                    .clone()
+                    .filter(|riders| riders.request.session == request.session);
+                along.store(settle.is_some(), Ordering::Relaxed);
+                let request = ClaimRequest {
+                    request,
+                    owner: Arc::clone(&pool.owner),
+                    task: Arc::clone(&pool.task),
+                    nonce,
+                    queues: queues.clone(),
+                    max,
+                    admit_suspect,
+                    settle,
+                };
+                async move { store.claim(request).await }
+            });
+        let answer = tokio::select! {
+            biased;
+            answer = call => answer,
+            () = pool.give_up.cancelled() => return None,
+        };
+        match answer {
+            Answer::Known(claimed) => {
+                if let Some(ride) = ride.take_if(|_| along.load(Ordering::Relaxed)) {
+                    ride.arrived(&pool, &claimed.settled);
+                }
+                Some(claimed)
+            }
+            // Whatever was granted expires by itself.
+            Answer::Lost => None,
+            Answer::Refused(error) | Answer::GaveUp(error) => {
+                if error.kind() != ErrorKind::TokensAhead {
+                    tracing::error!(%error, "claim refused");
+                }
+                None
+            }
+        }
+    }
+
+    /// Leases have arrived: they are held from the first send of the claim.
+    fn take_in(&self, claimed: Claimed, sent: Instant) {
+        let pool = &self.pool;
+        for expiry in &claimed.expired {
+            metrics::expired(&expiry.queue, &expiry.kind, expiry.cause);
+            pool.observers.emit(|| Event::Expired { expiry });
+        }
+        for grant in claimed.grants {
+            let Some(queue) = pool.queue_index(&grant.queue) else {
+                continue;
+            };
+            pool.observers.emit(|| Event::Claimed { grant: &grant });
+            let terms = &pool.queues[queue].terms;
+            let guard = terms.guard().min(grant.term / 4);
+            let is_short = grant.term < terms.term;
+            let held = pool.board.hold(queue, grant, sent, guard, &pool.clock);
+            for lease in &held.leases {
+                if let Some(kind) = pool.kinds.get(lease.job.kind.as_str()) {
+                    kind.meters[queue].granted(1);
+                }
+            }
+            if is_short {
+                pool.short_term.iter().for_each(Notify::notify_one);
+            }
+            pool.fill((0..held.leases.len()).map(|index| Waiting {
+                held: Arc::clone(&held),
+                index,
+            }));
+        }
+        pool.meter
+            .slots(pool.busy.load(Ordering::Relaxed), pool.slots);
+        pool.meter.held(pool.board.leases());
+    }
+}
+
+/// The queues in a random order in which the heavier tend to come first: over many claims each gets
+/// its share, and none waits for ever.
+fn in_turn(queues: &[PoolQueue]) -> impl Iterator<Item = &PoolQueue> {
+    let mut order: Vec<(f64, &PoolQueue)> = queues
+        .iter()
+        .map(|queue| {
+            (
+                -fastrand::f64().max(f64::MIN_POSITIVE).ln() / queue.weight,
+                queue,
+            )
+        })
+        .collect();
+    order.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    order.into_iter().map(|(_, queue)| queue)
+}

@@ -1,0 +1,355 @@
+//! Fencing inside this process: what it holds, until when, and who must stop.
+//!
+//! A holder cannot know from the inside that it was replaced. It can know when it *may* have been:
+//! once the time granted has passed since the claim or the last successful renewal was first sent,
+//! less the guard. From then on the handler is told to stop, whatever the store might still say.
+//!
+//! **Invariant (I8).** A lease's `until` is *first send + time granted − guard* on the monotonic
+//! clock. The arrival of a reply never counts, and neither does the wall clock.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::{Timestamp, micros};
+use crate::job::JobRecord;
+use crate::lease::{FencingToken, Grant, Nonce, Progress, Receipt};
+use crate::observe::metrics::LostWhy;
+
+/// A grant that this process holds.
+pub(crate) struct Held {
+    /// The place of its queue in the pool's list.
+    pub(crate) queue: usize,
+    pub(crate) grant: Grant,
+    pub(crate) leases: Box<[HeldLease]>,
+    /// When the claim was first sent.
+    pub(crate) claimed: Instant,
+    guard: Duration,
+    clock: Arc<HolderClock>,
+    /// When it must no longer be relied on. Written by the renewer.
+    until: AtomicU64,
+    /// When the last renewal that succeeded was sent. Written by the renewer.
+    renewed: AtomicU64,
+    live: AtomicUsize,
+    key: u64,
+}
+
+/// One lease of a grant that this process holds.
+pub(crate) struct HeldLease {
+    pub(crate) token: FencingToken,
+    pub(crate) job: Arc<JobRecord>,
+    /// What the handler leaves behind.
+    pub(crate) result: OnceLock<Bytes>,
+    /// The number of checkpoints saved.
+    pub(crate) seq: AtomicU64,
+    /// Set when the handler starts; zero before.
+    started: AtomicU64,
+    progressed: AtomicU64,
+    progress: Mutex<Option<Progress>>,
+    stop: AtomicU8,
+    /// The handler is done with it; what is left is the settlement.
+    handed_in: AtomicBool,
+    ended: AtomicBool,
+    /// Made when somebody first listens: most handlers end before anybody does.
+    bell: OnceLock<Bell>,
+}
+
+/// Tells a handler and its slot to stop.
+#[derive(Default)]
+pub(crate) struct Bell {
+    /// For the handler: rings once.
+    pub(crate) token: CancellationToken,
+    /// For the slot: rings again when the reason gets graver.
+    pub(crate) nudge: Notify,
+}
+
+/// Why a handler is told to stop. A graver reason overrides a lighter one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Stop {
+    /// The worker shuts down.
+    Drain = 1,
+    /// Somebody cancelled the job.
+    Cancel,
+    /// No progress: the lease lapses.
+    Stalled,
+    /// The deadline is near and no renewal got through.
+    Deadline,
+    /// The store says that the lease is somebody else's.
+    Fenced,
+}
+
+impl Stop {
+    const ALL: [Self; 5] = [
+        Self::Drain,
+        Self::Cancel,
+        Self::Stalled,
+        Self::Deadline,
+        Self::Fenced,
+    ];
+
+    /// Whether the lease is gone, so that nothing may be settled.
+    pub(crate) fn lost(self) -> Option<LostWhy> {
+        match self {
+            Self::Drain | Self::Cancel => None,
+            Self::Stalled => Some(LostWhy::Stalled),
+            Self::Deadline => Some(LostWhy::Deadline),
+            Self::Fenced => Some(LostWhy::Fenced),
+        }
+    }
+}
+
+impl HeldLease {
+    fn new(token: FencingToken, job: Arc<JobRecord>) -> Self {
+        let seq = AtomicU64::new(job.checkpoint.as_ref().map_or(0, |saved| saved.seq));
+        Self {
+            token,
+            job,
+            result: OnceLock::new(),
+            seq,
+            started: AtomicU64::new(0),
+            progressed: AtomicU64::new(0),
+            progress: Mutex::default(),
+            stop: AtomicU8::new(0),
+            handed_in: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            bell: OnceLock::new(),
+        }
+    }
+
+    /// Tells the handler to stop. True if it had not been told so gravely before.
+    pub(crate) fn stop(&self, why: Stop) -> bool {
+        let before = self.stop.fetch_max(why as u8, Ordering::SeqCst);
+        if before >= why as u8 {
+            return false;
+        }
+        if let Some(bell) = self.bell.get() {
+            bell.token.cancel();
+            bell.nudge.notify_one();
+        }
+        true
+    }
+
+    pub(crate) fn stopped(&self) -> Option<Stop> {
+        let level = self.stop.load(Ordering::SeqCst);
+        Stop::ALL.into_iter().find(|stop| *stop as u8 == level)
+    }
+
+    /// The bell, already ringing if there is a reason to stop.
+    pub(crate) fn bell(&self) -> &Bell {
+        let bell = self.bell.get_or_init(Bell::default);
+        // Whoever stopped this lease before the bell was there could not ring it.
+        if self.stop.load(Ordering::SeqCst) != 0 && !bell.token.is_cancelled() {
+            bell.token.cancel();
+            bell.nudge.notify_one();
+        }
+        bell
+    }
+
+    pub(crate) fn hand_in(&self) {
+        self.handed_in.store(true, Ordering::Release);
+    }
+
+    /// Whether its handler has ended.
+    pub(crate) fn is_handed_in(&self) -> bool {
+        self.handed_in.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+}
+
+/// The monotonic clock of one pool, as a number that fits an atomic.
+pub(crate) struct HolderClock {
+    epoch: Instant,
+}
+
+impl HolderClock {
+    pub(crate) fn starting(epoch: Instant) -> Arc<Self> {
+        Arc::new(Self { epoch })
+    }
+
+    fn stamp(&self, at: Instant) -> u64 {
+        // Never zero, which means "not yet".
+        micros(at.saturating_duration_since(self.epoch)).max(1)
+    }
+
+    fn instant(&self, stamp: u64) -> Instant {
+        self.epoch + Duration::from_micros(stamp)
+    }
+}
+
+impl Held {
+    pub(crate) fn receipt(&self, index: usize) -> Receipt {
+        let lease = &self.leases[index];
+        Receipt {
+            queue: self.grant.queue.clone(),
+            partition: self.grant.partition,
+            grant: self.grant.id,
+            token: lease.token,
+            job: lease.job.id,
+            nonce: self.grant.nonce,
+        }
+    }
+
+    pub(crate) fn nonce(&self) -> Nonce {
+        self.grant.nonce
+    }
+
+    pub(crate) fn granted_at(&self) -> Timestamp {
+        self.grant.granted_at
+    }
+
+    /// When its leases must no longer be relied on.
+    pub(crate) fn until(&self) -> Instant {
+        self.clock.instant(self.until.load(Ordering::Acquire))
+    }
+
+    /// When its leases end in the store, as far as this process can know.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.until() + self.guard
+    }
+
+    /// When the claim or the last renewal that succeeded was sent.
+    pub(crate) fn renewed(&self) -> Instant {
+        self.clock.instant(self.renewed.load(Ordering::Acquire))
+    }
+
+    /// A renewal that was sent at `sent` granted this much.
+    pub(crate) fn extend(&self, sent: Instant, granted: Duration) {
+        let until = self.clock.stamp(sent + granted.saturating_sub(self.guard));
+        self.renewed
+            .store(self.clock.stamp(sent), Ordering::Release);
+        self.until.store(until, Ordering::Release);
+    }
+
+    pub(crate) fn start(&self, index: usize, now: Instant) {
+        self.leases[index]
+            .started
+            .store(self.clock.stamp(now), Ordering::Release);
+    }
+
+    /// Shows that the work advances.
+    pub(crate) fn progress(&self, index: usize, progress: Progress, now: Instant) {
+        let lease = &self.leases[index];
+        *lease
+            .progress
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(progress);
+        lease
+            .progressed
+            .store(self.clock.stamp(now), Ordering::Release);
+    }
+
+    /// Shows that the work advances, without words.
+    pub(crate) fn touch(&self, index: usize, now: Instant) {
+        self.leases[index]
+            .progressed
+            .store(self.clock.stamp(now), Ordering::Release);
+    }
+
+    /// The progress shown since it was last asked for.
+    pub(crate) fn take_progress(&self, index: usize) -> Option<Progress> {
+        let lease = &self.leases[index];
+        if lease.progressed.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        lease
+            .progress
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+    }
+
+    /// When the handler last showed that it advances; its start counts. None while it waits for a
+    /// slot.
+    pub(crate) fn last_progress(&self, index: usize) -> Option<Instant> {
+        let lease = &self.leases[index];
+        let started = lease.started.load(Ordering::Acquire);
+        let last = started.max(lease.progressed.load(Ordering::Acquire));
+        (started != 0).then(|| self.clock.instant(last))
+    }
+
+    pub(crate) fn live(&self) -> usize {
+        self.live.load(Ordering::Acquire)
+    }
+}
+
+/// All grants that a pool holds.
+#[derive(Default)]
+pub(crate) struct Board {
+    grants: Mutex<HashMap<u64, Arc<Held>>>,
+    keys: AtomicU64,
+    leases: AtomicUsize,
+}
+
+impl Board {
+    /// Takes note of a grant whose claim was first sent at `sent`.
+    pub(crate) fn hold(
+        &self,
+        queue: usize,
+        mut grant: Grant,
+        sent: Instant,
+        guard: Duration,
+        clock: &Arc<HolderClock>,
+    ) -> Arc<Held> {
+        let leases = std::mem::take(&mut grant.leases);
+        let leases: Box<[_]> = leases
+            .into_iter()
+            .map(|lease| HeldLease::new(lease.token, lease.job))
+            .collect();
+        let key = self.keys.fetch_add(1, Ordering::Relaxed);
+        let granted = grant.granted;
+        let held = Arc::new(Held {
+            queue,
+            grant,
+            claimed: sent,
+            guard,
+            clock: Arc::clone(clock),
+            until: AtomicU64::new(0),
+            renewed: AtomicU64::new(0),
+            live: AtomicUsize::new(leases.len()),
+            leases,
+            key,
+        });
+        held.extend(sent, granted);
+        self.leases.fetch_add(held.leases.len(), Ordering::Relaxed);
+        self.lock().insert(key, Arc::clone(&held));
+        held
+    }
+
+    /// A lease has ended, or is none of ours any longer. Counts once.
+    pub(crate) fn end(&self, held: &Held, index: usize) -> bool {
+        if held.leases[index].ended.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        self.leases.fetch_sub(1, Ordering::Relaxed);
+        if held.live.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.lock().remove(&held.key);
+        }
+        true
+    }
+
+    pub(crate) fn grants(&self) -> Vec<Arc<Held>> {
+        self.lock().values().cloned().collect()
+    }
+
+    /// How many leases are held, running or not.
+    pub(crate) fn leases(&self) -> usize {
+        self.leases.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn clear(&self) {
+        self.lock().clear();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Held>>> {
+        self.grants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

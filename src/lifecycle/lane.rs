@@ -1,0 +1,190 @@
+//! Repeating a call until its answer is known.
+//!
+//! A [`Lane`] names the calls of one component: one request in flight, each with its sequence
+//! number. When the store does not answer, the same request goes again, verbatim, under the same
+//! id, until it does. When the session is gone the answer can no longer be had, and what then is
+//! safe depends on the verb: the caller gets [`Answer::Lost`] and decides.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use backon::{BackoffBuilder, ExponentialBuilder};
+use tokio::sync::Mutex;
+
+use crate::clock::monotonic;
+use crate::error::{Error, ErrorKind, Result};
+use crate::store::{RequestId, SessionId, Store};
+
+/// The session of one process with one store, opened on first use and again whenever it is lost.
+pub(crate) struct Session {
+    pub(crate) store: Arc<dyn Store>,
+    open: Mutex<Option<SessionId>>,
+    lanes: AtomicU32,
+}
+
+impl Session {
+    pub(crate) fn new(store: Arc<dyn Store>) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            open: Mutex::new(None),
+            lanes: AtomicU32::new(0),
+        })
+    }
+
+    pub(crate) fn lane(self: &Arc<Self>) -> Lane {
+        let number = self.lanes.fetch_add(1, Ordering::Relaxed);
+        Lane {
+            session: Arc::clone(self),
+            id: None,
+            number,
+            seq: 0,
+            waits_for_room: true,
+        }
+    }
+
+    /// The open session, or a new one if `lost` is the one that was open.
+    async fn id(&self, lost: Option<SessionId>) -> Result<SessionId> {
+        let mut open = self.open.lock().await;
+        match *open {
+            Some(id) if Some(id) != lost => Ok(id),
+            _ => {
+                let id = self.store.open_session().await?;
+                *open = Some(id);
+                Ok(id)
+            }
+        }
+    }
+}
+
+/// One line of calls: one in flight, in order.
+pub(crate) struct Lane {
+    session: Arc<Session>,
+    id: Option<SessionId>,
+    number: u32,
+    seq: u64,
+    /// Whether a full store is worth waiting for. It is for whoever holds leases.
+    waits_for_room: bool,
+}
+
+/// How a repeated call ended.
+pub(crate) enum Answer<T> {
+    Known(T),
+    /// The session is gone, and an earlier copy of the call may have been applied.
+    Lost,
+    /// The call is certain to have done nothing, and repeating it will not help.
+    Refused(Error),
+    /// Still unanswered when the time was up: unknown.
+    GaveUp(Error),
+}
+
+impl Lane {
+    /// A lane whose caller wants to hear at once that the store is full.
+    pub(crate) fn told_when_full(mut self) -> Self {
+        self.waits_for_room = false;
+        self
+    }
+
+    /// Makes one call, and repeats it until it is answered or `limit` has passed.
+    pub(crate) async fn call<T, F>(
+        &mut self,
+        limit: Duration,
+        mut send: impl FnMut(Arc<dyn Store>, RequestId) -> F,
+    ) -> Answer<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let start = monotonic();
+        let mut waits = backoff();
+        let mut in_doubt = false;
+        self.seq += 1;
+        loop {
+            let error = match self.open().await {
+                Err(error) => error,
+                Ok(id) => {
+                    let request = RequestId {
+                        session: id,
+                        lane: self.number,
+                        seq: self.seq,
+                    };
+                    match send(Arc::clone(&self.session.store), request).await {
+                        Ok(answer) => return Answer::Known(answer),
+                        Err(error) if error.kind() == ErrorKind::SessionLost => {
+                            self.lose(id).await;
+                            if in_doubt {
+                                return Answer::Lost;
+                            }
+                            error
+                        }
+                        Err(error) => {
+                            in_doubt |= !error.kind().is_certain();
+                            error
+                        }
+                    }
+                }
+            };
+            let full = error.kind() == ErrorKind::Full && !self.waits_for_room && !in_doubt;
+            let worth_it = (error.is_transient() && !full)
+                || error.kind() == ErrorKind::SessionLost
+                || (in_doubt && error.kind() == ErrorKind::Unexpected);
+            if !worth_it {
+                return if in_doubt {
+                    Answer::GaveUp(error)
+                } else {
+                    Answer::Refused(error)
+                };
+            }
+            let wait = spread(waits.next().unwrap_or(LONGEST_WAIT));
+            if start.elapsed() + wait > limit {
+                return if in_doubt {
+                    Answer::GaveUp(error)
+                } else {
+                    Answer::Refused(error)
+                };
+            }
+            tracing::debug!(%error, ?wait, "the store did not answer; repeating the call");
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    /// The id of a call that another call takes along.
+    pub(crate) async fn reserve(&mut self) -> Result<RequestId> {
+        let session = self.open().await?;
+        self.seq += 1;
+        Ok(RequestId {
+            session,
+            lane: self.number,
+            seq: self.seq,
+        })
+    }
+
+    async fn open(&mut self) -> Result<SessionId> {
+        if let Some(id) = self.id {
+            return Ok(id);
+        }
+        let id = self.session.id(None).await?;
+        self.id = Some(id);
+        Ok(id)
+    }
+
+    async fn lose(&mut self, lost: SessionId) {
+        self.id = None;
+        // If the store cannot open one now, the next call tries again.
+        self.id = self.session.id(Some(lost)).await.ok();
+    }
+}
+
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+fn backoff() -> impl Iterator<Item = Duration> {
+    ExponentialBuilder::new()
+        .with_min_delay(Duration::from_millis(10))
+        .with_max_delay(LONGEST_WAIT)
+        .without_max_times()
+        .build()
+}
+
+/// Full jitter: everybody who was cut off together must not come back together.
+pub(crate) fn spread(bound: Duration) -> Duration {
+    bound.mul_f64(fastrand::f64())
+}

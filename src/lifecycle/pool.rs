@@ -1,0 +1,300 @@
+//! What the parts of one running pool share.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::enqueue::Enqueuer;
+use super::fence::{Board, Held, HolderClock, Stop};
+use super::lane::Session;
+use super::merge::Merger;
+use super::settle::Outbox;
+use crate::clock::monotonic;
+use crate::handler::AnyHandler;
+use crate::job::QueueName;
+use crate::lease::LeaseTerms;
+use crate::observe::Observers;
+use crate::observe::metrics::{KindMeter, PoolMeter, QueueMeter};
+use crate::retry::RetryPolicy;
+use crate::store::{Checkpoint, Checkpointed, ClaimQueue, Store};
+
+/// One queue that a pool claims from.
+pub(crate) struct PoolQueue {
+    pub(crate) name: QueueName,
+    pub(crate) weight: f64,
+    pub(crate) terms: LeaseTerms,
+    pub(crate) retry: RetryPolicy,
+    pub(crate) max_failures: u32,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) stall_limit: Option<Duration>,
+    pub(crate) meter: QueueMeter,
+    /// Microseconds that handlers of this queue ran, for the utilisation.
+    pub(crate) busy: AtomicU64,
+}
+
+impl PoolQueue {
+    pub(crate) fn wanted(&self) -> ClaimQueue {
+        ClaimQueue {
+            queue: self.name.clone(),
+            term: self.terms.term,
+            max_lifetime: self.terms.max_lifetime,
+        }
+    }
+}
+
+/// One kind of job that a pool can work.
+pub(crate) struct PoolKind {
+    pub(crate) handler: Box<dyn AnyHandler>,
+    /// By the place of the queue in the pool's list.
+    pub(crate) meters: Vec<KindMeter>,
+}
+
+/// A lease that waits for a slot.
+pub(crate) struct Waiting {
+    pub(crate) held: Arc<Held>,
+    pub(crate) index: usize,
+}
+
+pub(crate) struct Pool {
+    pub(crate) session: Arc<Session>,
+    pub(crate) enqueuer: Enqueuer,
+    pub(crate) checkpoints: Arc<Merger<Checkpoint, Checkpointed>>,
+    pub(crate) owner: Arc<str>,
+    pub(crate) task: Arc<str>,
+    pub(crate) queues: Vec<PoolQueue>,
+    pub(crate) kinds: HashMap<Box<str>, PoolKind>,
+    pub(crate) slots: usize,
+    pub(crate) prefetch: usize,
+    pub(crate) grace: Duration,
+    pub(crate) drain_grace: Duration,
+    pub(crate) clock: Arc<HolderClock>,
+    pub(crate) board: Board,
+    pub(crate) outbox: Outbox,
+    pub(crate) suspects: Arc<SuspectGate>,
+    pub(crate) observers: Observers,
+    pub(crate) meter: Arc<PoolMeter>,
+    /// Leases that wait for a slot. Filled by the claimer, emptied by the slots.
+    buffer: Mutex<VecDeque<Waiting>>,
+    buffered: AtomicUsize,
+    /// Slots that have a job.
+    pub(crate) busy: AtomicUsize,
+    /// Handlers that have ended.
+    pub(crate) finished: AtomicU64,
+    /// Wakes a slot.
+    work: Notify,
+    /// Wakes the claimer.
+    pub(crate) room: Notify,
+    /// While the claimer sleeps for want of room: how few buffered leases are worth waking it.
+    pub(crate) low_water: AtomicUsize,
+    /// Wakes the renewer's two halves: a grant with a shorter term than usual has arrived.
+    pub(crate) short_term: [Notify; 2],
+    /// The pool stops claiming.
+    pub(crate) drain: CancellationToken,
+    /// When handlers are dropped that have not ended since the drain began.
+    drain_at: OnceLock<Instant>,
+    /// Unanswered calls are abandoned.
+    pub(crate) give_up: CancellationToken,
+}
+
+/// What the builder decides; the rest of a [`Pool`] starts empty.
+pub(crate) struct Plan {
+    pub(crate) owner: Arc<str>,
+    pub(crate) task: Arc<str>,
+    pub(crate) queues: Vec<PoolQueue>,
+    pub(crate) kinds: HashMap<Box<str>, PoolKind>,
+    pub(crate) slots: usize,
+    pub(crate) prefetch: usize,
+    pub(crate) grace: Duration,
+    pub(crate) drain_grace: Duration,
+    pub(crate) observers: Observers,
+}
+
+impl Pool {
+    pub(crate) fn new(
+        plan: Plan,
+        enqueuer: Enqueuer,
+        checkpoints: Arc<Merger<Checkpoint, Checkpointed>>,
+        suspects: Arc<SuspectGate>,
+    ) -> Arc<Self> {
+        let session = Arc::clone(enqueuer.session());
+        Arc::new(Self {
+            meter: PoolMeter::new(session.store.name()),
+            outbox: Outbox::new(session.lane()),
+            session,
+            enqueuer,
+            checkpoints,
+            owner: plan.owner,
+            task: plan.task,
+            queues: plan.queues,
+            kinds: plan.kinds,
+            slots: plan.slots,
+            prefetch: plan.prefetch,
+            grace: plan.grace,
+            drain_grace: plan.drain_grace,
+            clock: HolderClock::starting(monotonic()),
+            board: Board::default(),
+            suspects,
+            observers: plan.observers,
+            buffer: Mutex::default(),
+            buffered: AtomicUsize::new(0),
+            busy: AtomicUsize::new(0),
+            finished: AtomicU64::new(0),
+            work: Notify::new(),
+            room: Notify::new(),
+            low_water: AtomicUsize::new(0),
+            short_term: Default::default(),
+            drain: CancellationToken::new(),
+            drain_at: OnceLock::new(),
+            give_up: CancellationToken::new(),
+        })
+    }
+
+    pub(crate) fn store(&self) -> &Arc<dyn Store> {
+        &self.session.store
+    }
+
+    pub(crate) fn draining(&self) -> bool {
+        self.drain.is_cancelled()
+    }
+
+    /// When a handler that ignores the drain is dropped.
+    pub(crate) fn drain_deadline(&self) -> Instant {
+        *self.drain_at.get_or_init(|| monotonic() + self.drain_grace)
+    }
+
+    /// Gives leases to the slots, and wakes as many as can run at once.
+    pub(crate) fn fill(&self, leases: impl Iterator<Item = Waiting>) {
+        let mut buffer = self.lock();
+        let before = buffer.len();
+        buffer.extend(leases);
+        let added = buffer.len() - before;
+        self.buffered.store(buffer.len(), Ordering::Release);
+        drop(buffer);
+        // Each of them wakes another as soon as its handler waits for something.
+        for _ in 0..added.min(parallelism()) {
+            self.work.notify_one();
+        }
+    }
+
+    pub(crate) fn buffered(&self) -> usize {
+        self.buffered.load(Ordering::Acquire)
+    }
+
+    /// Takes back everything that waits for a slot.
+    pub(crate) fn unfill(&self) -> Vec<Waiting> {
+        let mut buffer = self.lock();
+        self.buffered.store(0, Ordering::Release);
+        buffer.drain(..).collect()
+    }
+
+    fn take(&self) -> Option<Waiting> {
+        let mut buffer = self.lock();
+        let waiting = buffer.pop_front()?;
+        self.buffered.store(buffer.len(), Ordering::Release);
+        drop(buffer);
+        Some(waiting)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Waiting>> {
+        self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next lease for a slot; none once the pool drains.
+    pub(crate) async fn next(&self) -> Option<Waiting> {
+        if let Some(waiting) = self.take() {
+            return Some(waiting);
+        }
+        self.busy.fetch_sub(1, Ordering::AcqRel);
+        self.outbox.flush();
+        self.room.notify_one();
+        let waiting = loop {
+            let woken = self.work.notified();
+            tokio::pin!(woken);
+            woken.as_mut().enable();
+            if let Some(waiting) = self.take() {
+                break Some(waiting);
+            }
+            if self.draining() {
+                break None;
+            }
+            woken.await;
+        };
+        self.busy.fetch_add(1, Ordering::AcqRel);
+        waiting
+    }
+
+    /// A handler waits for something: another slot can go on meanwhile.
+    pub(crate) fn wake_another(&self) {
+        self.outbox.flush();
+        if self.buffered() > 0 {
+            self.work.notify_one();
+        } else {
+            self.room.notify_one();
+        }
+    }
+
+    /// Tells the claimer, once, if there is room worth a claim.
+    pub(crate) fn make_room(&self) {
+        let low = self.low_water.load(Ordering::Acquire);
+        if self.buffered() < low && self.low_water.swap(0, Ordering::AcqRel) != 0 {
+            self.room.notify_one();
+        }
+    }
+
+    /// Stops claiming, and tells every handler.
+    pub(crate) fn begin_drain(&self) {
+        self.drain_deadline();
+        self.drain.cancel();
+        self.work.notify_waiters();
+        self.work.notify_one();
+        for held in self.board.grants() {
+            for lease in &held.leases {
+                lease.stop(Stop::Drain);
+            }
+        }
+    }
+
+    /// Wakes the slots that sleep, so that they see that the pool drains.
+    pub(crate) fn wake_all(&self) {
+        self.work.notify_waiters();
+    }
+
+    pub(crate) fn queue_index(&self, name: &QueueName) -> Option<usize> {
+        self.queues.iter().position(|queue| queue.name == *name)
+    }
+
+    /// A lease has ended, or is none of ours any longer.
+    pub(crate) fn end(&self, held: &Held, index: usize) {
+        if self.board.end(held, index) && held.leases[index].job.is_suspect() {
+            self.suspects.leave();
+        }
+    }
+}
+
+fn parallelism() -> usize {
+    tokio::runtime::Handle::try_current().map_or(1, |handle| handle.metrics().num_workers())
+}
+
+/// Lets one suspect into a process at a time, whatever the number of its pools.
+#[derive(Debug, Default)]
+pub(crate) struct SuspectGate(AtomicBool);
+
+impl SuspectGate {
+    /// Takes the place, if it is free. Whoever takes it must leave it.
+    pub(crate) fn enter(&self) -> bool {
+        !self.0.swap(true, Ordering::AcqRel)
+    }
+
+    pub(crate) fn leave(&self) {
+        self.0.store(false, Ordering::Release);
+    }
+
+    pub(crate) fn is_free(&self) -> bool {
+        !self.0.load(Ordering::Acquire)
+    }
+}

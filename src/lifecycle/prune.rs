@@ -1,0 +1,42 @@
+//! Pruning: delete settled jobs past their retention, a bounded number at a time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::lane::Answer;
+use super::pool::Pool;
+use crate::observe::Event;
+use crate::store::PruneRequest;
+
+/// Between two rounds.
+const EVERY: Duration = Duration::from_secs(60);
+
+/// Rows in one call: short enough not to be felt by the claims beside it.
+const ROWS: usize = 1_000;
+
+/// Prunes until it is dropped.
+pub(crate) async fn pruner(pool: Arc<Pool>) {
+    let mut lane = pool.session.lane();
+    loop {
+        tokio::time::sleep(EVERY.mul_f64(0.5 + fastrand::f64())).await;
+        loop {
+            let call = lane.call(EVERY, |store, request| async move {
+                let overdue = Duration::ZERO;
+                store
+                    .prune(PruneRequest {
+                        request,
+                        overdue,
+                        max: ROWS,
+                    })
+                    .await
+            });
+            let Answer::Known(jobs) = call.await else {
+                break;
+            };
+            pool.observers.emit(|| Event::Pruned { jobs });
+            if jobs < ROWS as u64 {
+                break;
+            }
+        }
+    }
+}

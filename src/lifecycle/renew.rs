@@ -1,0 +1,266 @@
+//! Renewing: keep the leases while the handlers run.
+//!
+//! One renewer serves the whole pool, on its own thread, runtime and connection: a handler that
+//! hogs the CPU must not cost anybody a lease. Each tick renews everything in one call. It does not
+//! decide whether work is worth renewing; progress does: a handler that shows none for its stall
+//! limit lapses.
+//!
+//! **Invariant (I8).** The handler is told to stop before *first send + granted − guard*, whatever
+//! the reply says: the watch runs beside the calls, and does not wait for them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::fence::{Held, Stop};
+use super::lane::spread;
+use super::pool::Pool;
+use crate::clock::monotonic;
+use crate::error::{Error, ErrorKind, Result, Verb};
+use crate::job::limits;
+use crate::observe::Event;
+use crate::store::{Beat, Renewal, Store};
+
+/// Renews until it is dropped. `store` is the renewer's own handle.
+pub(crate) async fn renewer(pool: Arc<Pool>, store: Arc<dyn Store>) {
+    tokio::join!(biased; watch(&pool), beat(&pool, &*store));
+}
+
+/// The shortest time between two renewals of any queue.
+fn interval(pool: &Pool) -> Duration {
+    let queues = pool.queues.iter().map(|queue| queue.terms.renew_every);
+    queues.min().unwrap_or(Duration::from_secs(1))
+}
+
+/// Ends leases that can no longer be relied on.
+async fn watch(pool: &Arc<Pool>) {
+    let longest = interval(pool) / 8;
+    loop {
+        let now = monotonic();
+        let mut next = now + longest;
+        for held in pool.board.grants() {
+            let until = held.until();
+            if until <= now {
+                lose_all(pool, &held, Stop::Deadline);
+            } else {
+                next = next.min(until);
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep_until(next) => {}
+            () = pool.short_term[0].notified() => {}
+        }
+    }
+}
+
+/// Renews at each tick; after a failure again soon.
+async fn beat(pool: &Arc<Pool>, store: &dyn Store) {
+    let interval = interval(pool);
+    let mut failures: u32 = 0;
+    let mut next = monotonic() + interval.mul_f64(fastrand::f64());
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep_until(next.min(first_short_term(pool, interval))) => {}
+            () = pool.short_term[1].notified() => continue,
+        }
+        failures = if tick(pool, store, interval).await {
+            0
+        } else {
+            failures + 1
+        };
+        let pause = match failures {
+            // Jitter keeps the renewers of a fleet apart. Early, never late.
+            0 => interval.mul_f64(0.85 + 0.15 * fastrand::f64()),
+            n => spread((interval / 16).saturating_mul(1 << n.min(3))).max(SHORTEST_PAUSE),
+        };
+        next = monotonic() + pause;
+    }
+}
+
+/// Between two calls, whatever fails.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+
+/// When the first job with a short term of its own is due: at a third of that.
+fn first_short_term(pool: &Pool, interval: Duration) -> Instant {
+    let grants = pool.board.grants().into_iter();
+    let short = grants.filter(|held| held.grant.term / 3 < interval);
+    let first = short.map(|held| held.renewed() + held.grant.term / 3).min();
+    // A grant that could not be renewed in time is not asked for in a hot loop.
+    let soonest = monotonic() + SHORTEST_PAUSE;
+    first.map_or(soonest + interval, |first| first.max(soonest))
+}
+
+/// One call for everything that is due. False if the store did not answer.
+async fn tick(pool: &Arc<Pool>, store: &dyn Store, interval: Duration) -> bool {
+    let now = monotonic();
+    let mut due = Vec::new();
+    let mut beats = Vec::new();
+    for held in pool.board.grants() {
+        let every = interval.min(held.grant.term / 3);
+        if let Some(beat) = beat_for(pool, &held, now, every) {
+            beats.push(beat);
+            due.push(held);
+        }
+    }
+    let mut answered = true;
+    while !beats.is_empty() {
+        let rest = beats.split_off(beats.len().min(limits::CALL_ITEMS));
+        let held = due.drain(..beats.len()).collect::<Vec<_>>();
+        answered &= renew(pool, store, beats, &held, interval).await;
+        beats = rest;
+    }
+    answered
+}
+
+/// A beat for a grant, if it is due or one of its handlers has stalled.
+fn beat_for(pool: &Pool, held: &Held, now: Instant, every: Duration) -> Option<Beat> {
+    let queue = &pool.queues[held.queue];
+    let mut beat = Beat {
+        queue: held.grant.queue.clone(),
+        partition: held.grant.partition,
+        grant: held.grant.id,
+        nonce: held.nonce(),
+        leases: Vec::with_capacity(held.live()),
+        lapse: Vec::new(),
+        progress: Vec::new(),
+    };
+    for (index, lease) in held.leases.iter().enumerate() {
+        if lease.has_ended() || lease.stopped().is_some_and(|stop| stop.lost().is_some()) {
+            continue;
+        }
+        let limit = lease.job.options.stall_limit.or(queue.stall_limit);
+        let running = held.last_progress(index).filter(|_| !lease.is_handed_in());
+        let still = running.map(|last| now.saturating_duration_since(last));
+        if limit
+            .zip(still)
+            .is_some_and(|(limit, still)| still >= limit)
+        {
+            beat.lapse.push(lease.token);
+            continue;
+        }
+        beat.leases.push(lease.token);
+        beat.progress.extend(
+            held.take_progress(index)
+                .map(|progress| (lease.token, progress)),
+        );
+    }
+    // A grant that was renewed a moment ago waits for the next tick with the others.
+    let due = now.saturating_duration_since(held.renewed()) * 2 >= every;
+    let worth = !beat.lapse.is_empty() || (due && !beat.leases.is_empty());
+    worth.then_some(beat)
+}
+
+async fn renew(
+    pool: &Arc<Pool>,
+    store: &dyn Store,
+    beats: Vec<Beat>,
+    due: &[Arc<Held>],
+    limit: Duration,
+) -> bool {
+    let lapsed: Vec<_> = beats.iter().map(|beat| beat.lapse.clone()).collect();
+    let counts: Vec<_> = beats.iter().map(|beat| beat.leases.len()).collect();
+    // The handlers stop first: once their leases have lapsed they are somebody else's.
+    for (held, tokens) in due.iter().zip(&lapsed) {
+        for (index, lease) in held.leases.iter().enumerate() {
+            if tokens.contains(&lease.token) {
+                lose(pool, held, index, Stop::Stalled);
+            }
+        }
+    }
+    let sent = monotonic();
+    let answer = within(limit, store.renew(beats)).await;
+    let took = sent.elapsed();
+    match answer {
+        Ok(renewals) => {
+            pool.meter.renewed(took);
+            for ((held, renewal), leases) in due.iter().zip(&renewals).zip(&counts) {
+                take_in(pool, held, renewal, sent, *leases);
+            }
+            let leases = counts.iter().sum();
+            pool.observers.emit(|| Event::Renewed {
+                grants: due.len(),
+                leases,
+                took,
+            });
+            true
+        }
+        Err(error) => {
+            for (held, leases) in due.iter().zip(&counts) {
+                pool.queues[held.queue].meter.renewal_failed(*leases as u64);
+            }
+            let leases = counts.iter().sum();
+            pool.observers.emit(|| Event::RenewalFailed {
+                error: &error,
+                leases,
+            });
+            false
+        }
+    }
+}
+
+async fn within<T>(limit: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {
+    tokio::time::timeout(limit, call).await.unwrap_or_else(|_| {
+        let why = format!("no answer within {limit:?}");
+        Err(Error::new(ErrorKind::Unavailable, why).during(Verb::Renew))
+    })
+}
+
+fn take_in(pool: &Arc<Pool>, held: &Arc<Held>, renewal: &Renewal, sent: Instant, leases: usize) {
+    let meter = &pool.queues[held.queue].meter;
+    match renewal {
+        Renewal::Held {
+            granted,
+            cancel,
+            fenced,
+        } => {
+            held.extend(sent, *granted);
+            meter.renewed((leases - fenced.len()) as u64, fenced.len() as u64);
+            for (index, lease) in held.leases.iter().enumerate() {
+                if fenced.contains(&lease.token) {
+                    lose(pool, held, index, Stop::Fenced);
+                } else if cancel.contains(&lease.token) {
+                    lease.stop(Stop::Cancel);
+                }
+            }
+        }
+        Renewal::Fenced => {
+            meter.renewed(0, leases as u64);
+            lose_all(pool, held, Stop::Fenced);
+        }
+    }
+}
+
+fn lose_all(pool: &Arc<Pool>, held: &Arc<Held>, why: Stop) {
+    for index in 0..held.leases.len() {
+        lose(pool, held, index, why);
+    }
+}
+
+/// A lease is not ours any longer, or may not be: its handler stops, and settles nothing.
+fn lose(pool: &Arc<Pool>, held: &Arc<Held>, index: usize, why: Stop) {
+    let lease = &held.leases[index];
+    let known = lease.stopped().is_some_and(|stop| stop.lost().is_some());
+    // A lease whose handler has ended is only waiting for the verdict on its settlement.
+    if lease.is_handed_in() || lease.has_ended() || known || !lease.stop(why) {
+        return;
+    }
+    if let (Some(kind), Some(why)) = (pool.kinds.get(lease.job.kind.as_str()), why.lost()) {
+        kind.meters[held.queue].lost(why);
+    }
+    let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
+    if why == Stop::Fenced {
+        pool.observers.emit(|| Event::Fenced {
+            verb: Verb::Renew,
+            queue,
+            job: job.id,
+            token,
+        });
+    }
+    pool.observers.emit(|| Event::Lost {
+        queue,
+        job,
+        token,
+        stalled: why == Stop::Stalled,
+    });
+}

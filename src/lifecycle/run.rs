@@ -1,0 +1,197 @@
+//! Running: one call of the handler.
+//!
+//! A slot keeps taking leases. It polls each handler once where it stands; most end there, and cost
+//! no task and no timer. When a handler waits for something, another slot is woken to go on.
+//!
+//! `run` never touches the store. It is told to stop by the lease's bell: after the grace the
+//! handler is dropped where it stands. A handler that blocks its thread cannot be dropped; it keeps
+//! its slot.
+
+use std::any::Any;
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context as Poller, Poll};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
+use super::fence::{Held, HeldLease, Stop};
+use super::pool::{Pool, Waiting};
+use super::settle;
+use crate::clock::{micros, monotonic};
+use crate::context::Context;
+use crate::handler::{Failure, Running};
+use crate::observe::Event;
+
+/// Handlers that end at once could keep a slot from ever giving way to the other tasks of its
+/// thread.
+const YIELD_EVERY: usize = 64;
+
+/// How a run ended.
+pub(crate) enum Ran {
+    /// The handler returned.
+    Returned(Result<(), Failure>),
+    /// The handler panicked.
+    Panicked(String),
+    /// The handler took longer than this.
+    TimedOut(Duration),
+    /// The handler was told to stop and did not, so it was dropped.
+    Dropped,
+    /// No handler knows the job's kind.
+    UnknownKind,
+}
+
+/// One slot: works leases until the pool drains.
+pub(crate) async fn slot(pool: Arc<Pool>) {
+    pool.busy.fetch_add(1, Ordering::AcqRel);
+    let mut streak = 0;
+    while let Some(Waiting { held, index }) = pool.next().await {
+        work(&pool, held, index).await;
+        streak += 1;
+        if streak % YIELD_EVERY == 0 {
+            pool.outbox.flush();
+            tokio::task::yield_now().await;
+        }
+    }
+    pool.busy.fetch_sub(1, Ordering::AcqRel);
+}
+
+async fn work(pool: &Arc<Pool>, held: Arc<Held>, index: usize) {
+    let lease = &held.leases[index];
+    if lease.stopped().is_some() || pool.draining() {
+        // Lost or cancelled while it waited for a slot, or too late for this worker.
+        settle::hand_in(pool, &held, index, Ran::Dropped, Duration::ZERO);
+        return;
+    }
+    let Some(kind) = pool.kinds.get(lease.job.kind.as_str()) else {
+        pool.observers.emit(|| Event::UnknownKind {
+            queue: &held.grant.queue,
+            job: &lease.job,
+        });
+        settle::hand_in(pool, &held, index, Ran::UnknownKind, Duration::ZERO);
+        return;
+    };
+    let started = monotonic();
+    held.start(index, started);
+    let waited = held.granted_at().since(lease.job.run_at) + (started - held.claimed);
+    kind.meters[held.queue].started(waited);
+    let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
+    pool.observers.emit(|| Event::Started { queue, job, token });
+
+    let ctx = Context::new(Arc::clone(pool), Arc::clone(&held), index);
+    let ran = match caught(|| kind.handler.start(ctx)) {
+        Err(panic) => Ran::Panicked(panic),
+        Ok(Err(failure)) => Ran::Returned(Err(failure)),
+        Ok(Ok(running)) => attend(pool, &held, index, running, started).await,
+    };
+
+    let run = monotonic() - started;
+    kind.meters[held.queue].finished(run);
+    pool.queues[held.queue]
+        .busy
+        .fetch_add(micros(run), Ordering::Relaxed);
+    pool.finished.fetch_add(1, Ordering::Relaxed);
+    settle::hand_in(pool, &held, index, ran, run);
+    pool.make_room();
+}
+
+/// Polls the handler once, and attends to its bell and its clock only if it did not end there.
+async fn attend(
+    pool: &Arc<Pool>,
+    held: &Held,
+    index: usize,
+    running: Running<'_>,
+    started: Instant,
+) -> Ran {
+    let lease = &held.leases[index];
+    let span = tracing::debug_span!(
+        "run", queue = %held.grant.queue, kind = %lease.job.kind, job = %lease.job.id,
+        token = %lease.token, attempt = lease.job.attempt()
+    );
+    let running = Caught(running).instrument(span);
+    // The span's wrapper is not `Unpin`; the handler stays where it is from here on.
+    let mut running = std::pin::pin!(running);
+    let first = std::future::poll_fn(|cx| Poll::Ready(running.as_mut().poll(cx))).await;
+    if let Poll::Ready(ran) = first {
+        return ran;
+    }
+    pool.wake_another();
+    let timeout = lease
+        .job
+        .options
+        .timeout
+        .or(pool.queues[held.queue].timeout);
+    tokio::select! {
+        biased;
+        ran = running.as_mut() => ran,
+        ran = limits(pool, lease, started, timeout) => ran,
+    }
+}
+
+/// Resolves when the handler must be dropped.
+async fn limits(
+    pool: &Arc<Pool>,
+    lease: &HeldLease,
+    started: Instant,
+    timeout: Option<Duration>,
+) -> Ran {
+    let bell = lease.bell();
+    let mut drop_at: Option<Instant> = None;
+    loop {
+        let times_out = timeout.map(|timeout| started + timeout);
+        let next = drop_at.into_iter().chain(times_out).min();
+        tokio::select! {
+            biased;
+            () = bell.nudge.notified() => {
+                let by = match lease.stopped() {
+                    None => continue,
+                    Some(Stop::Drain) => pool.drain_deadline(),
+                    Some(_) => monotonic() + pool.grace,
+                };
+                drop_at = Some(drop_at.map_or(by, |at| at.min(by)));
+            }
+            () = sleep_until(next) => {
+                return match timeout {
+                    Some(timeout) if next == times_out => Ran::TimedOut(timeout),
+                    _ => Ran::Dropped,
+                };
+            }
+        }
+    }
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A handler whose panics are answers.
+struct Caught<'a>(Running<'a>);
+
+impl Future for Caught<'_> {
+    type Output = Ran;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Poller<'_>) -> Poll<Ran> {
+        match caught(|| self.0.as_mut().poll(cx)) {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(result)) => Poll::Ready(Ran::Returned(result)),
+            Err(panic) => Poll::Ready(Ran::Panicked(panic)),
+        }
+    }
+}
+
+fn caught<T>(f: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(f)).map_err(|panic| message(&*panic))
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("panic: {}", text.unwrap_or("without a message"))
+}

@@ -1,0 +1,415 @@
+//! Metrics: every name, with its unit and labels, and the handles that record them.
+//!
+//! The names are literal and final: a dashboard written today fits tomorrow. They go through the
+//! [`metrics`](https://docs.rs/metrics) facade, and cost nothing without a recorder. Handles are
+//! looked up once per queue and kind, never per job.
+//!
+//! Counts of a worker die with it. The ledger is kept by the store, in the same step as the change
+//! it counts; [`export`] puts it beside the others.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::metrics::{Counter, Gauge, Histogram, Unit};
+
+use crate::error::{Result, Verb};
+use crate::inspect::{self, QueueView};
+use crate::job::{JobState, Kind, QueueName};
+use crate::lease::Cause;
+use crate::store::{Outcome, Store};
+
+/// Jobs stored by this process. Labels: queue, kind.
+pub const JOBS_ENQUEUED: &str = "leasehold_jobs_enqueued_total";
+/// Enqueues that found their unique key held. Labels: queue, kind.
+pub const JOBS_DUPLICATE: &str = "leasehold_jobs_duplicate_total";
+/// Leases granted to this process. Labels: queue, kind.
+pub const LEASES_GRANTED: &str = "leasehold_leases_granted_total";
+/// Leases ended by this process. Labels: queue, kind, outcome = complete, retry, surrender, bury,
+/// cancelled.
+pub const LEASES_RELEASED: &str = "leasehold_leases_released_total";
+/// Expiries recorded by this process, of whoever's leases. Labels: queue, kind, cause = deadline,
+/// stalled, lifetime.
+pub const LEASES_EXPIRED: &str = "leasehold_leases_expired_total";
+/// Leases that this process lost while it worked on them. Labels: queue, kind, cause = fenced,
+/// deadline, stalled.
+pub const LEASES_LOST: &str = "leasehold_leases_lost_total";
+/// Leases in renewal calls. Labels: queue, result = held, fenced, error.
+pub const LEASE_RENEWALS: &str = "leasehold_lease_renewals_total";
+/// Calls of this process that the store refused as stale. Labels: queue, verb.
+pub const CALLS_FENCED: &str = "leasehold_calls_fenced_total";
+/// Settlements that came after the deadline, though before anybody else. Labels: queue.
+pub const SETTLEMENTS_LATE: &str = "leasehold_settlements_late_total";
+/// Claims that granted nothing.
+pub const CLAIMS_EMPTY: &str = "leasehold_claims_empty_total";
+/// Seconds from grant to release. Labels: queue, kind.
+pub const LEASE_HELD: &str = "leasehold_lease_held_seconds";
+/// Seconds from due to the start of the handler. Labels: queue, kind.
+pub const JOB_WAIT: &str = "leasehold_job_wait_seconds";
+/// Seconds that the handler ran. Labels: queue, kind.
+pub const JOB_RUN: &str = "leasehold_job_run_seconds";
+/// Time left at release, as a share of the term. Labels: queue, kind.
+pub const LEASE_MARGIN: &str = "leasehold_lease_margin_ratio";
+/// The attempt at release. Labels: queue, kind.
+pub const JOB_ATTEMPTS: &str = "leasehold_job_attempts";
+/// Slots of this process. Labels: state = busy, free.
+pub const WORKER_SLOTS: &str = "leasehold_worker_slots";
+/// Leases that this process holds, running or waiting for a slot.
+pub const LEASES_HELD: &str = "leasehold_leases_held";
+/// Arrival rate × hold time ÷ slots. Labels: queue.
+pub const UTILIZATION: &str = "leasehold_utilization_ratio";
+/// Seconds that a store call took. Labels: store, verb.
+pub const STORE_CALL: &str = "leasehold_store_call_seconds";
+/// Jobs in the store. Labels: queue, state.
+pub const QUEUE_JOBS: &str = "leasehold_queue_jobs";
+/// Jobs that wait behind another of their exclusive key. Labels: queue.
+pub const QUEUE_PARKED: &str = "leasehold_queue_parked_jobs";
+/// Seconds that the job next in line has been due. Labels: queue.
+pub const OLDEST_READY: &str = "leasehold_oldest_ready_seconds";
+/// The store's ledger: leases granted. Labels: queue.
+pub const LEDGER_GRANTED: &str = "leasehold_ledger_granted_total";
+/// The store's ledger: leases ended. Labels: queue, end = completed, retried, surrendered, buried,
+/// cancelled, `expired_deadline`, `expired_stalled`, `expired_lifetime`, revoked.
+pub const LEDGER_ENDED: &str = "leasehold_ledger_ended_total";
+/// The store's ledger: leases that live. Labels: queue.
+pub const LEDGER_LIVE: &str = "leasehold_ledger_live";
+/// The store's ledger: calls refused as stale. Labels: queue.
+pub const LEDGER_FENCED: &str = "leasehold_ledger_fenced_total";
+/// Always 1. Labels: version, store.
+pub const BUILD_INFO: &str = "leasehold_build_info";
+
+/// Buckets for times: from a tenth of a millisecond to a quarter of an hour.
+pub const SECONDS: &[f64] = &[
+    0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+    30.0, 60.0, 300.0, 900.0,
+];
+/// Buckets for shares of a term.
+pub const RATIO: &[f64] = &[0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
+/// Buckets for attempts.
+pub const ATTEMPTS: &[f64] = &[1.0, 2.0, 3.0, 5.0, 8.0, 13.0];
+
+/// The histograms and their buckets, for exporters that want to know.
+pub const BUCKETS: &[(&str, &[f64])] = &[
+    (LEASE_HELD, SECONDS),
+    (JOB_WAIT, SECONDS),
+    (JOB_RUN, SECONDS),
+    (STORE_CALL, SECONDS),
+    (LEASE_MARGIN, RATIO),
+    (JOB_ATTEMPTS, ATTEMPTS),
+];
+
+/// Gives the recorder each metric's unit and one line about it.
+pub fn describe() {
+    use ::metrics::{describe_counter, describe_gauge, describe_histogram};
+    let counters = [
+        (JOBS_ENQUEUED, "jobs stored by this process"),
+        (JOBS_DUPLICATE, "enqueues that found their unique key held"),
+        (LEASES_GRANTED, "leases granted to this process"),
+        (LEASES_RELEASED, "leases ended by this process, by outcome"),
+        (
+            LEASES_EXPIRED,
+            "expiries recorded by this process, by cause",
+        ),
+        (LEASES_LOST, "leases lost while this process worked on them"),
+        (LEASE_RENEWALS, "leases in renewal calls, by result"),
+        (CALLS_FENCED, "calls refused as stale, by verb"),
+        (
+            SETTLEMENTS_LATE,
+            "settlements after the deadline and before anybody else",
+        ),
+        (CLAIMS_EMPTY, "claims that granted nothing"),
+        (LEDGER_GRANTED, "leases granted, from the store's ledger"),
+        (LEDGER_ENDED, "leases ended, from the store's ledger"),
+        (
+            LEDGER_FENCED,
+            "calls refused as stale, from the store's ledger",
+        ),
+    ];
+    for (name, about) in counters {
+        describe_counter!(name, Unit::Count, about);
+    }
+    let gauges = [
+        (WORKER_SLOTS, "slots of this process"),
+        (LEASES_HELD, "leases that this process holds"),
+        (UTILIZATION, "arrival rate x hold time / slots"),
+        (QUEUE_JOBS, "jobs in the store, by state"),
+        (QUEUE_PARKED, "jobs behind another of their exclusive key"),
+        (OLDEST_READY, "how long the job next in line has been due"),
+        (LEDGER_LIVE, "leases that live, from the store's ledger"),
+        (BUILD_INFO, "always 1"),
+    ];
+    for (name, about) in gauges {
+        describe_gauge!(name, about);
+    }
+    let histograms = [
+        (LEASE_HELD, Unit::Seconds, "from grant to release"),
+        (
+            JOB_WAIT,
+            Unit::Seconds,
+            "from due to the start of the handler",
+        ),
+        (JOB_RUN, Unit::Seconds, "run of the handler"),
+        (STORE_CALL, Unit::Seconds, "duration of a store call"),
+        (LEASE_MARGIN, Unit::Count, "time left at release / term"),
+        (JOB_ATTEMPTS, Unit::Count, "attempt at release"),
+    ];
+    for (name, unit, about) in histograms {
+        describe_histogram!(name, unit, about);
+    }
+}
+
+/// Sets the series that come from the store: its ledger, its depths. Call it before a scrape.
+pub async fn export(store: &dyn Store) -> Result<()> {
+    let version = env!("CARGO_PKG_VERSION");
+    ::metrics::gauge!(BUILD_INFO, "version" => version, "store" => store.name()).set(1.0);
+    for view in inspect::queues(store).await? {
+        export_queue(&view);
+    }
+    Ok(())
+}
+
+fn export_queue(view: &QueueView) {
+    let queue = view.queue.to_string();
+    for state in JobState::ALL {
+        ::metrics::gauge!(QUEUE_JOBS, "queue" => queue.clone(), "state" => state.as_str())
+            .set(view.counts.of(state) as f64);
+    }
+    ::metrics::gauge!(QUEUE_PARKED, "queue" => queue.clone()).set(view.counts.parked as f64);
+    ::metrics::gauge!(OLDEST_READY, "queue" => queue.clone())
+        .set(view.oldest_ready.unwrap_or_default().as_secs_f64());
+    let ledger = &view.ledger;
+    ::metrics::counter!(LEDGER_GRANTED, "queue" => queue.clone()).absolute(ledger.granted);
+    ::metrics::counter!(LEDGER_FENCED, "queue" => queue.clone()).absolute(ledger.fenced);
+    ::metrics::gauge!(LEDGER_LIVE, "queue" => queue.clone()).set(ledger.live as f64);
+    for (end, count) in [
+        ("completed", ledger.completed),
+        ("retried", ledger.retried),
+        ("surrendered", ledger.surrendered),
+        ("buried", ledger.buried),
+        ("cancelled", ledger.cancelled),
+        ("expired_deadline", ledger.expired_deadline),
+        ("expired_stalled", ledger.expired_stalled),
+        ("expired_lifetime", ledger.expired_lifetime),
+        ("revoked", ledger.revoked),
+    ] {
+        ::metrics::counter!(LEDGER_ENDED, "queue" => queue.clone(), "end" => end).absolute(count);
+    }
+}
+
+/// The handles for one kind in one queue.
+pub(crate) struct KindMeter {
+    granted: Counter,
+    complete: Counter,
+    retry: Counter,
+    surrender: Counter,
+    bury: Counter,
+    cancelled: Counter,
+    lost_fenced: Counter,
+    lost_deadline: Counter,
+    lost_stalled: Counter,
+    held: Histogram,
+    wait: Histogram,
+    run: Histogram,
+    margin: Histogram,
+    attempts: Histogram,
+}
+
+impl KindMeter {
+    pub(crate) fn new(queue: &QueueName, kind: &str) -> Self {
+        let queue = || queue.to_string();
+        let kind = || kind.to_owned();
+        let released = |outcome: &'static str| ::metrics::counter!(LEASES_RELEASED, "queue" => queue(), "kind" => kind(), "outcome" => outcome);
+        let lost = |cause: &'static str| ::metrics::counter!(LEASES_LOST, "queue" => queue(), "kind" => kind(), "cause" => cause);
+        let histogram =
+            |name: &'static str| ::metrics::histogram!(name, "queue" => queue(), "kind" => kind());
+        Self {
+            granted: ::metrics::counter!(LEASES_GRANTED, "queue" => queue(), "kind" => kind()),
+            complete: released("complete"),
+            retry: released("retry"),
+            surrender: released("surrender"),
+            bury: released("bury"),
+            cancelled: released("cancelled"),
+            lost_fenced: lost("fenced"),
+            lost_deadline: lost("deadline"),
+            lost_stalled: lost("stalled"),
+            held: histogram(LEASE_HELD),
+            wait: histogram(JOB_WAIT),
+            run: histogram(JOB_RUN),
+            margin: histogram(LEASE_MARGIN),
+            attempts: histogram(JOB_ATTEMPTS),
+        }
+    }
+
+    pub(crate) fn granted(&self, leases: u64) {
+        self.granted.increment(leases);
+    }
+
+    pub(crate) fn started(&self, wait: Duration) {
+        self.wait.record(wait.as_secs_f64());
+    }
+
+    pub(crate) fn finished(&self, run: Duration) {
+        self.run.record(run.as_secs_f64());
+    }
+
+    /// A lease ended in the hands of its holder.
+    pub(crate) fn released(&self, outcome: &Outcome, cancelled: bool, release: &Release) {
+        match outcome {
+            Outcome::Retry { .. } | Outcome::Surrender { .. } if cancelled => &self.cancelled,
+            Outcome::Complete { .. } => &self.complete,
+            Outcome::Retry { .. } => &self.retry,
+            Outcome::Surrender { .. } => &self.surrender,
+            Outcome::Bury { .. } => &self.bury,
+        }
+        .increment(1);
+        self.held.record(release.held.as_secs_f64());
+        self.margin.record(release.margin);
+        self.attempts.record(f64::from(release.attempt));
+    }
+
+    pub(crate) fn lost(&self, why: LostWhy) {
+        match why {
+            LostWhy::Fenced => &self.lost_fenced,
+            LostWhy::Deadline => &self.lost_deadline,
+            LostWhy::Stalled => &self.lost_stalled,
+        }
+        .increment(1);
+    }
+}
+
+/// What is measured when a lease is released.
+pub(crate) struct Release {
+    pub(crate) held: Duration,
+    pub(crate) margin: f64,
+    pub(crate) attempt: u32,
+}
+
+/// How a worker found out that a lease is not its own any longer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LostWhy {
+    /// The store said so.
+    Fenced,
+    /// Its deadline came near and no renewal got through.
+    Deadline,
+    /// Its handler showed no progress.
+    Stalled,
+}
+
+/// The handles for one queue.
+pub(crate) struct QueueMeter {
+    renewed_held: Counter,
+    renewed_fenced: Counter,
+    renewed_error: Counter,
+    late: Counter,
+    fenced: [Counter; 3],
+    utilization: Gauge,
+}
+
+impl QueueMeter {
+    pub(crate) fn new(queue: &QueueName) -> Self {
+        let queue = || queue.to_string();
+        let renewed = |result: &'static str| ::metrics::counter!(LEASE_RENEWALS, "queue" => queue(), "result" => result);
+        let fenced = |verb: Verb| ::metrics::counter!(CALLS_FENCED, "queue" => queue(), "verb" => verb.as_str());
+        Self {
+            renewed_held: renewed("held"),
+            renewed_fenced: renewed("fenced"),
+            renewed_error: renewed("error"),
+            late: ::metrics::counter!(SETTLEMENTS_LATE, "queue" => queue()),
+            fenced: [Verb::Renew, Verb::Settle, Verb::Checkpoint].map(fenced),
+            utilization: ::metrics::gauge!(UTILIZATION, "queue" => queue()),
+        }
+    }
+
+    pub(crate) fn renewed(&self, held: u64, fenced: u64) {
+        self.renewed_held.increment(held);
+        self.renewed_fenced.increment(fenced);
+        self.fenced[0].increment(fenced);
+    }
+
+    pub(crate) fn renewal_failed(&self, leases: u64) {
+        self.renewed_error.increment(leases);
+    }
+
+    pub(crate) fn settle_fenced(&self) {
+        self.fenced[1].increment(1);
+    }
+
+    pub(crate) fn checkpoint_fenced(&self) {
+        self.fenced[2].increment(1);
+    }
+
+    pub(crate) fn late(&self) {
+        self.late.increment(1);
+    }
+
+    pub(crate) fn utilization(&self, ratio: f64) {
+        self.utilization.set(ratio);
+    }
+}
+
+/// The handles for one pool.
+pub(crate) struct PoolMeter {
+    busy: Gauge,
+    free: Gauge,
+    held: Gauge,
+    empty: Counter,
+    claim: Histogram,
+    renew: Histogram,
+    settle: Histogram,
+}
+
+impl PoolMeter {
+    pub(crate) fn new(store: &'static str) -> Arc<Self> {
+        let call = |verb: Verb| ::metrics::histogram!(STORE_CALL, "store" => store, "verb" => verb.as_str());
+        Arc::new(Self {
+            busy: ::metrics::gauge!(WORKER_SLOTS, "state" => "busy"),
+            free: ::metrics::gauge!(WORKER_SLOTS, "state" => "free"),
+            held: ::metrics::gauge!(LEASES_HELD),
+            empty: ::metrics::counter!(CLAIMS_EMPTY),
+            claim: call(Verb::Claim),
+            renew: call(Verb::Renew),
+            settle: call(Verb::Settle),
+        })
+    }
+
+    pub(crate) fn slots(&self, busy: usize, slots: usize) {
+        self.busy.set(busy as f64);
+        self.free.set(slots.saturating_sub(busy) as f64);
+    }
+
+    pub(crate) fn held(&self, leases: usize) {
+        self.held.set(leases as f64);
+    }
+
+    pub(crate) fn claimed(&self, took: Duration, leases: usize) {
+        self.claim.record(took.as_secs_f64());
+        self.empty.increment(u64::from(leases == 0));
+    }
+
+    pub(crate) fn renewed(&self, took: Duration) {
+        self.renew.record(took.as_secs_f64());
+    }
+
+    pub(crate) fn settled(&self, took: Duration) {
+        self.settle.record(took.as_secs_f64());
+    }
+}
+
+/// Counts an expiry that this process recorded.
+pub(crate) fn expired(queue: &QueueName, kind: &Kind, cause: Cause) {
+    ::metrics::counter!(
+        LEASES_EXPIRED,
+        "queue" => queue.to_string(), "kind" => kind.to_string(), "cause" => cause.as_str()
+    )
+    .increment(1);
+}
+
+/// Counts jobs that were enqueued, or found to be duplicates.
+pub(crate) fn enqueued(queue: &QueueName, kind: &Kind, duplicate: bool, jobs: u64) {
+    let name = if duplicate {
+        JOBS_DUPLICATE
+    } else {
+        JOBS_ENQUEUED
+    };
+    ::metrics::counter!(name, "queue" => queue.to_string(), "kind" => kind.to_string())
+        .increment(jobs);
+}

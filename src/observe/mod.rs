@@ -1,0 +1,56 @@
+//! What happened, told to whoever watches.
+//!
+//! Every verb emits its [`Event`], in the past tense. The crate itself turns events into `tracing`
+//! records (`log`) and metrics ([`metrics`]); an [`Observer`] of your own sees the same events.
+//! Only this folder knows metric names.
+
+use std::fmt;
+use std::sync::Arc;
+
+mod event;
+mod log;
+pub mod metrics;
+
+pub use event::Event;
+
+/// Somebody who watches.
+///
+/// Called on the path of the work: be quick, and do not block.
+pub trait Observer: Send + Sync + 'static {
+    /// Something happened.
+    fn observe(&self, event: &Event<'_>);
+}
+
+impl<F: Fn(&Event<'_>) + Send + Sync + 'static> Observer for F {
+    fn observe(&self, event: &Event<'_>) {
+        self(event);
+    }
+}
+
+/// Everybody who watches.
+#[derive(Clone, Default)]
+pub(crate) struct Observers(Arc<[Arc<dyn Observer>]>);
+
+impl Observers {
+    pub(crate) fn with(&self, observer: Arc<dyn Observer>) -> Self {
+        Self(self.0.iter().cloned().chain([observer]).collect())
+    }
+
+    /// Tells everybody. The event is made only if somebody listens.
+    pub(crate) fn emit<'a>(&self, event: impl FnOnce() -> Event<'a>) {
+        if self.0.is_empty() && !log::is_on() {
+            return;
+        }
+        let event = event();
+        log::record(&event);
+        for observer in &*self.0 {
+            observer.observe(&event);
+        }
+    }
+}
+
+impl fmt::Debug for Observers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} observers", self.0.len())
+    }
+}

@@ -1,0 +1,517 @@
+//! Workers: the one place that wires the parts together.
+//!
+//! ```text
+//!            ┌─ claimer ──► buffer ──► slots (run handlers) ──► outbox ──► settler ─┐
+//!   store ◄──┤                             ▲ stop                    └─ rides along ┤
+//!            └─ renewer (own thread) ──────┘                                        │
+//!   store ◄─────────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! Several pools can run in one process; nothing is global.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+
+use crate::client::Client;
+use crate::clock::monotonic;
+use crate::error::{Error, ErrorKind, Result, Verb};
+use crate::executor::{self, Executor, OwnThread};
+use crate::handler::{AnyHandler, Handler, Typed};
+use crate::job::{Job, Kind, QueueName, at_most, limits};
+use crate::lease::LeaseTerms;
+use crate::lifecycle::merge::Merger;
+use crate::lifecycle::pool::{Plan, Pool, PoolKind, PoolQueue};
+use crate::lifecycle::{claim, expire, prune, renew, run, settle};
+use crate::observe::metrics::{KindMeter, QueueMeter};
+use crate::observe::{Observer, Observers};
+use crate::retry::RetryPolicy;
+use crate::store::CheckpointRequest;
+
+/// One queue that a worker claims from, and what holds for its jobs.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct QueueConfig {
+    name: String,
+    weight: f64,
+    terms: Option<LeaseTerms>,
+    retry: Option<RetryPolicy>,
+    max_failures: Option<u32>,
+    timeout: Option<Duration>,
+    stall_limit: Option<Duration>,
+}
+
+impl QueueConfig {
+    /// A queue with the worker's settings.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            weight: 1.0,
+            terms: None,
+            retry: None,
+            max_failures: None,
+            timeout: None,
+            stall_limit: None,
+        }
+    }
+
+    /// Its share of the claims, relative to the worker's other queues. 1 by default.
+    pub fn weight(mut self, weight: f64) -> Self {
+        self.weight = weight;
+        self
+    }
+
+    /// Its lease terms.
+    pub fn terms(mut self, terms: LeaseTerms) -> Self {
+        self.terms = Some(terms);
+        self
+    }
+
+    /// Its retry policy.
+    pub fn retry(mut self, retry: RetryPolicy) -> Self {
+        self.retry = Some(retry);
+        self
+    }
+
+    /// Failures after which a job is dead.
+    pub fn max_failures(mut self, failures: u32) -> Self {
+        self.max_failures = Some(failures);
+        self
+    }
+
+    /// How long one run may take.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// How long a run may go without progress.
+    pub fn stall_limit(mut self, limit: Duration) -> Self {
+        self.stall_limit = Some(limit);
+        self
+    }
+}
+
+/// Describes a worker. Made by [`Client::worker`].
+#[must_use = "a worker does nothing until it is run"]
+pub struct WorkerBuilder {
+    client: Client,
+    handlers: Vec<(&'static str, &'static str, Box<dyn AnyHandler>)>,
+    queues: Vec<QueueConfig>,
+    slots: usize,
+    prefetch: usize,
+    terms: LeaseTerms,
+    retry: RetryPolicy,
+    max_failures: u32,
+    timeout: Option<Duration>,
+    stall_limit: Option<Duration>,
+    grace: Duration,
+    drain_grace: Duration,
+    owner: Option<String>,
+    task: Option<String>,
+    observers: Observers,
+    executor: Arc<dyn Executor>,
+}
+
+impl WorkerBuilder {
+    pub(crate) fn new(client: Client) -> Self {
+        Self {
+            observers: client.observers.clone(),
+            client,
+            handlers: Vec::new(),
+            queues: Vec::new(),
+            slots: 16,
+            prefetch: limits::GRANT_LEASES,
+            terms: LeaseTerms::default(),
+            retry: RetryPolicy::default(),
+            max_failures: 10,
+            timeout: None,
+            stall_limit: None,
+            grace: Duration::from_secs(1),
+            drain_grace: Duration::from_secs(20),
+            owner: None,
+            task: None,
+            executor: Arc::new(OwnThread),
+        }
+    }
+
+    /// Works jobs of type `J` with this handler. One handler per kind.
+    pub fn handle<J: Job, H: Handler<J>>(mut self, handler: H) -> Self {
+        self.handlers
+            .push((J::KIND, J::QUEUE, Box::new(Typed::<J, H>::new(handler))));
+        self
+    }
+
+    /// Claims from this queue. Without any, the queues of the handled jobs are used.
+    pub fn queue(self, name: impl Into<String>) -> Self {
+        self.queue_with(QueueConfig::new(name))
+    }
+
+    /// Claims from a queue with settings of its own.
+    pub fn queue_with(mut self, queue: QueueConfig) -> Self {
+        self.queues.push(queue);
+        self
+    }
+
+    /// How many handlers may run at once. 16 by default.
+    pub fn slots(mut self, slots: usize) -> Self {
+        self.slots = slots;
+        self
+    }
+
+    /// How many leases may at most be held ahead of free slots. How many are held follows the pace
+    /// of the work; 0 holds none. At most 1,000, which is the default.
+    pub fn prefetch(mut self, leases: usize) -> Self {
+        self.prefetch = leases;
+        self
+    }
+
+    /// Lease terms: 60 s by default.
+    pub fn terms(mut self, terms: LeaseTerms) -> Self {
+        self.terms = terms;
+        self
+    }
+
+    /// The wait between failures, where neither job nor queue says otherwise.
+    pub fn retry(mut self, retry: RetryPolicy) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    /// Failures after which a job is dead. 10 by default.
+    pub fn max_failures(mut self, failures: u32) -> Self {
+        self.max_failures = failures;
+        self
+    }
+
+    /// How long one run may take. Unlimited by default: a lease outlives no dead worker anyway.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// How long a run may go without [`Context::progress`](crate::Context::progress) or a
+    /// checkpoint before its lease lapses. Unlimited by default.
+    pub fn stall_limit(mut self, limit: Duration) -> Self {
+        self.stall_limit = Some(limit);
+        self
+    }
+
+    /// How long a handler that was told to stop may go on before it is dropped. 1 s by default.
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+
+    /// How long handlers may go on once the worker drains. 20 s by default.
+    pub fn drain_grace(mut self, grace: Duration) -> Self {
+        self.drain_grace = grace;
+        self
+    }
+
+    /// Who holds the leases, for people. Host, process and pool by default.
+    pub fn owner(mut self, owner: impl Into<String>) -> Self {
+        self.owner = Some(owner.into());
+        self
+    }
+
+    /// The run that the leases serve, for people: a deploy, a batch. A new id by default.
+    pub fn task(mut self, task: impl Into<String>) -> Self {
+        self.task = Some(task.into());
+        self
+    }
+
+    /// Adds somebody who watches this worker's events.
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.observers = self.observers.with(Arc::new(observer));
+        self
+    }
+
+    /// Where the renewer runs. A thread of its own by default.
+    pub fn executor(mut self, executor: impl Executor) -> Self {
+        self.executor = Arc::new(executor);
+        self
+    }
+
+    /// Works until SIGTERM or Ctrl-C, then drains.
+    ///
+    /// # Errors
+    /// As [`run_until`](Self::run_until).
+    pub async fn run(self) -> Result<Report> {
+        self.run_until(shutdown_signal()).await
+    }
+
+    /// Works until `stop` resolves, then drains: claims no more, hands back what has not started,
+    /// lets handlers end, drops what has not ended after the grace and hands it back too.
+    ///
+    /// A surrendered job has a gap until its next owner, never two owners at once.
+    ///
+    /// # Errors
+    /// If the worker cannot start: a typed error that names the setting to change, or the store's.
+    pub async fn run_until(self, stop: impl Future<Output = ()> + Send) -> Result<Report> {
+        let executor = Arc::clone(&self.executor);
+        let pool = self.build()?;
+        run_pool(&pool, &*executor, stop).await
+    }
+
+    fn build(self) -> Result<Arc<Pool>> {
+        if self.slots == 0 {
+            return Err(Error::invalid("slots", 0, "at least 1").during(Verb::Run));
+        }
+        at_most("prefetch", self.prefetch, limits::GRANT_LEASES, "leases")?;
+        if self.handlers.is_empty() {
+            return Err(Error::invalid("handlers", "none", "at least 1").during(Verb::Run));
+        }
+        let queues = self.pool_queues()?;
+        let mut kinds = HashMap::new();
+        for (kind, _, handler) in self.handlers {
+            Kind::new(kind)?;
+            let meters = queues
+                .iter()
+                .map(|queue| KindMeter::new(&queue.name, kind))
+                .collect();
+            if kinds
+                .insert(kind.into(), PoolKind { handler, meters })
+                .is_some()
+            {
+                let found = format!("two for kind {kind:?}");
+                return Err(Error::invalid("handlers", found, "one per kind").during(Verb::Run));
+            }
+        }
+        let owner: Arc<str> = self.owner.unwrap_or_else(default_owner).into();
+        let task: Arc<str> = self
+            .task
+            .unwrap_or_else(|| format!("run-{}", crate::JobId::generate()))
+            .into();
+        at_most("owner", owner.len(), limits::OWNER_BYTES, "bytes")?;
+        at_most("task", task.len(), limits::OWNER_BYTES, "bytes")?;
+        let plan = Plan {
+            owner,
+            task,
+            queues,
+            kinds,
+            slots: self.slots,
+            prefetch: self.prefetch,
+            grace: self.grace,
+            drain_grace: self.drain_grace,
+            observers: self.observers,
+        };
+        let session = Arc::clone(self.client.enqueuer.session());
+        // A checkpoint whose answer is lost may go again: its receipt and count make it the same.
+        let checkpoints = Merger::new(
+            Verb::Checkpoint,
+            session,
+            true,
+            |store, request, checkpoints| {
+                Box::pin(async move {
+                    store
+                        .checkpoint(CheckpointRequest {
+                            request,
+                            checkpoints,
+                        })
+                        .await
+                })
+            },
+        );
+        Ok(Pool::new(
+            plan,
+            self.client.enqueuer,
+            checkpoints,
+            self.client.suspects,
+        ))
+    }
+
+    fn pool_queues(&self) -> Result<Vec<PoolQueue>> {
+        let mut configs = self.queues.clone();
+        if configs.is_empty() {
+            for (_, queue, _) in &self.handlers {
+                if !configs.iter().any(|config| config.name == *queue) {
+                    configs.push(QueueConfig::new(*queue));
+                }
+            }
+        }
+        let mut queues: Vec<PoolQueue> = Vec::with_capacity(configs.len());
+        for config in configs {
+            let name = QueueName::new(&config.name)?;
+            if queues.iter().any(|queue| queue.name == name) {
+                let found = format!("{name:?} twice");
+                return Err(Error::invalid("queue", found, "each queue once").during(Verb::Run));
+            }
+            if !(config.weight.is_finite() && config.weight > 0.0) {
+                return Err(Error::invalid("weight", config.weight, "a number above 0"));
+            }
+            let terms = config.terms.unwrap_or(self.terms);
+            terms.validate().map_err(|e| e.during(Verb::Run))?;
+            queues.push(PoolQueue {
+                meter: QueueMeter::new(&name),
+                name,
+                weight: config.weight,
+                terms,
+                retry: config.retry.unwrap_or(self.retry),
+                max_failures: config.max_failures.unwrap_or(self.max_failures),
+                timeout: config.timeout.or(self.timeout),
+                stall_limit: config.stall_limit.or(self.stall_limit),
+                busy: AtomicU64::new(0),
+            });
+        }
+        Ok(queues)
+    }
+}
+
+impl fmt::Debug for WorkerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kinds: Vec<_> = self.handlers.iter().map(|(kind, ..)| kind).collect();
+        f.debug_struct("WorkerBuilder")
+            .field("kinds", &kinds)
+            .field("queues", &self.queues)
+            .field("slots", &self.slots)
+            .field("terms", &self.terms)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a worker left behind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Report {
+    /// Handlers that ended.
+    pub finished: u64,
+    /// Leases that were not settled when the worker gave up: their handlers could not be dropped,
+    /// or the store did not answer. They expire.
+    pub unsettled: usize,
+}
+
+/// How long after the last handler the store may take to answer.
+const SETTLE_LIMIT: Duration = Duration::from_secs(10);
+
+async fn run_pool(
+    pool: &Arc<Pool>,
+    executor: &dyn Executor,
+    stop: impl Future<Output = ()> + Send,
+) -> Result<Report> {
+    let renewing = {
+        let pool = Arc::clone(pool);
+        executor::start(executor, "leasehold-renew", async move {
+            // The handle is made here, so that this runtime drives its connection.
+            match pool.store().dedicated().await {
+                Ok(store) => renew::renewer(pool, store).await,
+                Err(error) => {
+                    tracing::error!(%error, "no renewals: the worker stops");
+                    pool.begin_drain();
+                }
+            }
+        })
+        .map_err(|e| {
+            Error::new(ErrorKind::Unavailable, "the renewer's thread did not start")
+                .caused_by(e)
+                .during(Verb::Run)
+        })?
+    };
+
+    let mut slots = JoinSet::new();
+    for _ in 0..pool.slots {
+        slots.spawn(run::slot(Arc::clone(pool)));
+    }
+    let mut parts = JoinSet::new();
+    parts.spawn(settle::settler(Arc::clone(pool)));
+    parts.spawn(expire::reaper(Arc::clone(pool)));
+    parts.spawn(prune::pruner(Arc::clone(pool)));
+    parts.spawn(measure(Arc::clone(pool)));
+    let mut claimer = tokio::spawn(claim::claimer(Arc::clone(pool)));
+
+    tokio::select! {
+        () = stop => {}
+        () = pool.drain.cancelled() => {}
+    }
+    pool.begin_drain();
+    let limit = pool.drain_deadline() + pool.grace + SETTLE_LIMIT;
+    let drained = tokio::time::timeout_at(limit, async {
+        // An unanswered claim is repeated until it is known; what it brings goes back.
+        let _ = (&mut claimer).await;
+        claim::give_back(pool);
+        let mut dropped = tokio::time::interval(Duration::from_millis(50));
+        while !slots.is_empty() {
+            tokio::select! {
+                _ = slots.join_next() => {}
+                _ = dropped.tick() => {
+                    pool.wake_all();
+                    if monotonic() > pool.drain_deadline() + pool.grace {
+                        break;
+                    }
+                }
+            }
+        }
+        while pool.board.leases() > 0 && settling(pool) {
+            pool.outbox.flush();
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    });
+    let _ = drained.await;
+    pool.give_up.cancel();
+    claimer.abort();
+    drop(renewing);
+    let report = Report {
+        finished: pool.finished.load(Ordering::Relaxed),
+        unsettled: pool.board.leases(),
+    };
+    pool.board.clear();
+    Ok(report)
+}
+
+/// Whether any lease waits for its verdict.
+fn settling(pool: &Pool) -> bool {
+    let grants = pool.board.grants();
+    grants
+        .iter()
+        .flat_map(|held| &held.leases)
+        .any(|lease| lease.is_handed_in() && !lease.has_ended())
+}
+
+/// Measures the utilisation ρ = λ · hold ÷ slots of each queue.
+async fn measure(pool: Arc<Pool>) {
+    const EVERY: Duration = Duration::from_secs(5);
+    loop {
+        let before = monotonic();
+        tokio::time::sleep(EVERY).await;
+        let capacity = before.elapsed().as_secs_f64() * pool.slots as f64;
+        for queue in &pool.queues {
+            let busy = Duration::from_micros(queue.busy.swap(0, Ordering::Relaxed));
+            queue.meter.utilization(busy.as_secs_f64() / capacity);
+        }
+        pool.meter
+            .slots(pool.busy.load(Ordering::Relaxed), pool.slots);
+        pool.meter.held(pool.board.leases());
+    }
+}
+
+fn default_owner() -> String {
+    static POOLS: AtomicU64 = AtomicU64::new(1);
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let host = host
+        .or_else(|| std::env::var("HOSTNAME").ok())
+        .unwrap_or_default();
+    let host = crate::job::clip(host.trim(), 64);
+    let host = if host.is_empty() { "host" } else { host };
+    let pool = POOLS.fetch_add(1, Ordering::Relaxed);
+    format!("{host}/{}/{pool}", std::process::id())
+}
+
+async fn shutdown_signal() {
+    #[cfg(unix)]
+    {
+        use tokio::signal::unix::{SignalKind, signal};
+        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = tokio::signal::ctrl_c() => {}
+            }
+            return;
+        }
+    }
+    let _ = tokio::signal::ctrl_c().await;
+}

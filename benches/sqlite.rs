@@ -187,7 +187,12 @@ async fn drained(client: &mut Client<'_>, jobs: usize, each: usize, ride: bool, 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let jobs = 100_000;
-    for round in 1..=3 {
+    let rounds = if std::env::args().any(|arg| arg == "depth") {
+        0
+    } else {
+        3
+    };
+    for round in 1..=rounds {
         println!("round {round}");
         let dir = tempfile::tempdir().unwrap();
         let raw = raw(dir.path(), jobs);
@@ -203,28 +208,34 @@ async fn main() {
             drained(&mut client, jobs, each, ride, raw).await;
         }
     }
-    println!("depth: jobs claimed and settled, 1,000 per call");
+    println!("depth: jobs claimed and settled, 1,000 per call, in turns");
     let dir = tempfile::tempdir().unwrap();
-    let store = SqliteStore::open(dir.path().join("jobs.db")).unwrap();
-    let session = store.open_session().await.unwrap();
-    let mut client = Client {
-        store: &store,
-        session,
-        seq: 0,
-        lane: 0,
-    };
-    for depth in [1_000, 1_000_000] {
-        if depth > 1_000 {
-            client.fill(depth - 1_000, 1_000).await;
-        }
-        let (mut wall, mut used) = (Duration::ZERO, Duration::ZERO);
-        for _ in 0..100 {
+    let stores = [1_000, 1_000_000].map(|depth| {
+        let store = SqliteStore::open(dir.path().join(format!("{depth}.db"))).unwrap();
+        (depth, store)
+    });
+    let mut clients = Vec::new();
+    for (depth, store) in &stores {
+        let session = store.open_session().await.unwrap();
+        let mut client = Client {
+            store,
+            session,
+            seq: 0,
+            lane: 0,
+        };
+        client.fill(*depth, 1_000).await;
+        clients.push((*depth, client, Duration::ZERO, Duration::ZERO));
+    }
+    for _ in 0..100 {
+        for (_, client, wall, used) in &mut clients {
             client.fill(1_000, 1_000).await;
             let timer = Timer::start();
             client.drain(1_000, 1_000, false).await;
-            wall += timer.0.elapsed();
-            used += cpu().saturating_sub(timer.1);
+            *wall += timer.0.elapsed();
+            *used += cpu().saturating_sub(timer.1);
         }
-        show(&format!("{depth} jobs in line"), 100_000, wall, used);
+    }
+    for (depth, _, wall, used) in &clients {
+        show(&format!("{depth} jobs in line"), 100_000, *wall, *used);
     }
 }

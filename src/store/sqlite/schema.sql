@@ -110,6 +110,7 @@ CREATE TABLE leasehold_grants (
     last_job     BLOB    NOT NULL
 );
 CREATE INDEX leasehold_grants_deadline ON leasehold_grants (queue, deadline);
+CREATE INDEX leasehold_grants_jobs ON leasehold_grants (last_job, first_job);
 
 -- heads: for each record its job id, place in the grant, flags and end. Enough to settle a plain job.
 CREATE TABLE leasehold_records (

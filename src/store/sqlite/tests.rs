@@ -146,9 +146,13 @@ impl Pair {
         match self.random.u8(..100) {
             0..25 => {
                 let count = 1 + self.random.usize(..6);
-                let jobs: Vec<_> = (0..count)
+                let mut jobs: Vec<_> = (0..count)
                     .map(|_| (JobId::generate(), self.job()))
                     .collect();
+                if self.random.u8(..5) == 0 && !self.jobs.is_empty() {
+                    // An id that is or was there already.
+                    jobs[0].0 = self.jobs[self.random.usize(..self.jobs.len())];
+                }
                 self.jobs.extend(jobs.iter().map(|(id, _)| *id));
                 both!(enqueue, EnqueueRequest { request: a, jobs }).0
             }

@@ -134,6 +134,9 @@ impl Writer {
             waiting.sort_by_key(Call::rank);
             let works: Vec<&Work> = waiting.iter().map(|call| &call.work).collect();
             let (answers, bells) = self.run(&works);
+            // Before the answers: who hears one and then goes to sleep must not be woken by its own
+            // call.
+            ring(bells);
             let answered = answers.len();
             for (call, answer) in waiting.drain(..answered).zip(answers) {
                 let verb = call.work.verb();
@@ -143,7 +146,6 @@ impl Writer {
             for call in &mut waiting {
                 call.left_over = true;
             }
-            ring(bells);
             self.trim_log();
         }
     }

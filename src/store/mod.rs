@@ -21,6 +21,10 @@ use crate::lease::Verdict;
 
 mod call;
 pub(crate) mod memory;
+#[cfg(feature = "sqlite")]
+pub(crate) mod record;
+#[cfg(feature = "sqlite")]
+pub(crate) mod sqlite;
 mod wake;
 
 pub(crate) use call::bounded;
@@ -31,6 +35,8 @@ pub use call::{
     Settlement,
 };
 pub use memory::MemoryStore;
+#[cfg(feature = "sqlite")]
+pub use sqlite::{SqliteOptions, SqliteStore};
 
 /// A place that keeps jobs and grants leases on them.
 ///

@@ -1,0 +1,387 @@
+//! claim: expire what is overdue, promote what is due, grant.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rusqlite::{OptionalExtension, params};
+
+use super::fault::{Done, Fault};
+use super::grant::put_head;
+use super::place::{SCHEDULED, count_of, first_slot, line_of_slot};
+use super::session::garbled;
+use super::tx::{LINES, Tx, moment, time};
+use crate::clock::{Timestamp, micros};
+use crate::error::Verb;
+use crate::job::{JobId, JobRecord, limits};
+use crate::lease::{FencingToken, Grant, Lease, deadline, tokens_ahead};
+use crate::store::{ClaimQueue, ClaimRequest, Claimed, Expiry, record};
+
+/// A job that was taken out of its line, and where its record ends among those taken with it.
+struct Picked {
+    job: Arc<JobRecord>,
+    flags: u16,
+    end: usize,
+}
+
+/// Jobs taken out of their lines, and their records end to end.
+#[derive(Default)]
+struct Pick {
+    jobs: Vec<Picked>,
+    records: Bytes,
+}
+
+impl Tx<'_> {
+    pub(super) fn claim(&mut self, request: &ClaimRequest, now: Timestamp) -> Done<Claimed> {
+        if let Some(first) = self.recall(request.request, Verb::Claim, now)? {
+            return self.claim_again(&first, request, now);
+        }
+        let room = self.issuer()?.room(now);
+        if room == 0 {
+            return Err(Fault::Refused(tokens_ahead()));
+        }
+        let mut claimed = Claimed::default();
+        let mut left = request.max.min(usize::try_from(room).unwrap_or(usize::MAX));
+        let mut suspect = request.admit_suspect;
+        let mut bytes = 0;
+        self.save_grants()?;
+        for wanted in &request.queues {
+            if left == 0 {
+                break;
+            }
+            let Some(queue) = self.known(&wanted.queue)? else {
+                continue;
+            };
+            let expired = self.expire_overdue(queue, limits::STEP_JOBS, now)?;
+            claimed.expired.extend(expired);
+            self.promote(queue, now)?;
+            let pick = self.pick(queue, left, &mut suspect, &mut bytes)?;
+            left -= pick.jobs.len();
+            self.grant(queue, &pick, wanted, request, now, &mut claimed.grants)?;
+            self.hints(queue, now, &mut claimed)?;
+        }
+        self.remember(request.request, Verb::Claim, &written(&claimed)?)?;
+        Ok(claimed)
+    }
+
+    /// Answers a repeated claim: what is left of its grants, with the time originally granted.
+    fn claim_again(
+        &mut self,
+        first: &[u8],
+        request: &ClaimRequest,
+        now: Timestamp,
+    ) -> Done<Claimed> {
+        let (grants, expired) = read(first)?;
+        let mut claimed = Claimed {
+            expired,
+            ..Claimed::default()
+        };
+        for (id, granted) in grants {
+            let Some(held) = self.held(id)?.filter(|held| held.deadline > now) else {
+                continue;
+            };
+            let (queue, nonce, term) = (held.queue, held.nonce, held.term);
+            let living: Vec<usize> = held.living().collect();
+            let mut leases = Vec::with_capacity(living.len());
+            for at in living {
+                if let Some((facts, job)) = self.leased(id, at)? {
+                    leases.push(Lease {
+                        token: facts.token,
+                        job: Arc::new(job),
+                    });
+                }
+            }
+            claimed.grants.push(Grant {
+                queue: self.queues[queue].name.clone(),
+                partition: 0,
+                id,
+                nonce,
+                term,
+                granted,
+                leases,
+            });
+        }
+        self.save_grants()?;
+        for wanted in &request.queues {
+            if let Some(queue) = self.known(&wanted.queue)? {
+                self.hints(queue, now, &mut claimed)?;
+            }
+        }
+        Ok(claimed)
+    }
+
+    /// Scheduled jobs whose time has come fall due, the earliest first.
+    fn promote(&mut self, queue: usize, now: Timestamp) -> Done<()> {
+        if self.queues[queue].counts.scheduled == 0 {
+            return Ok(());
+        }
+        let mut due: Vec<(i64, Vec<u8>)> = Vec::new();
+        {
+            let mut select = self.sql("due_page")?;
+            let of = self.queues[queue].id;
+            let mut rows = select.query(params![of, time(now), limits::STEP_JOBS as i64])?;
+            while let Some(row) = rows.next()? {
+                due.push((row.get(0)?, row.get(1)?));
+            }
+        }
+        for (row, record) in due {
+            self.sql("take_aside")?.execute([row])?;
+            *count_of(&mut self.at(queue).counts, SCHEDULED) -= 1;
+            let job = self.decode(record)?;
+            self.join(queue, &job)?;
+        }
+        Ok(())
+    }
+
+    /// Takes up to `max` ready jobs by (priority, place), at most one of them a suspect.
+    fn pick(
+        &mut self,
+        queue: usize,
+        max: usize,
+        suspect: &mut bool,
+        bytes: &mut usize,
+    ) -> Done<Pick> {
+        let at = &self.queues[queue];
+        if at.paused || at.counts.ready == at.counts.parked {
+            return Ok(Pick::default());
+        }
+        let end = first_slot(at.id + 1, 0);
+        let mut from = first_slot(at.id, 0);
+        let mut records = Vec::new();
+        let mut ends = Vec::new();
+        // A page ends early where suspects must be passed over: then the next line starts a new one.
+        while ends.len() < max && *bytes < limits::CALL_BYTES && from < end {
+            let mut taken = None;
+            let mut passed = None;
+            {
+                let mut select = self.sql("ready_page")?;
+                let mut rows = select.query([from, end, (max - ends.len()) as i64])?;
+                while *bytes < limits::CALL_BYTES
+                    && let Some(row) = rows.next()?
+                {
+                    let slot: i64 = row.get(0)?;
+                    let line = line_of_slot(slot);
+                    if line.is_multiple_of(2) {
+                        if !*suspect {
+                            passed = Some(line + 1);
+                            break;
+                        }
+                        *suspect = false;
+                    }
+                    let record = row.get_ref(1)?.as_blob().unwrap_or_default();
+                    *bytes += record::weight_of(record);
+                    records.extend_from_slice(record);
+                    ends.push(records.len());
+                    let (first, _) = taken.unwrap_or((slot, slot));
+                    taken = Some((first, slot));
+                }
+            }
+            if let Some((first, last)) = taken {
+                self.sql("take_ready")?.execute([first, last])?;
+            }
+            let Some(line) = passed else { break };
+            from = first_slot(self.queues[queue].id, line.min(LINES));
+        }
+        self.at(queue).counts.ready -= ends.len() as u64;
+        self.unpack(records.into(), &ends)
+    }
+
+    fn unpack(&mut self, records: Bytes, ends: &[usize]) -> Done<Pick> {
+        let mut jobs = Vec::with_capacity(ends.len());
+        let mut start = 0;
+        for &end in ends {
+            let record = records.slice(start..end);
+            let job = record::decode(&record, self.kinds).map_err(Fault::Broken)?;
+            jobs.push(Picked {
+                job: Arc::new(job),
+                flags: record::flags_of(&record),
+                end,
+            });
+            start = end;
+        }
+        Ok(Pick { jobs, records })
+    }
+
+    /// Grants leases on the jobs: one grant for each run of jobs with the same terms.
+    fn grant(
+        &mut self,
+        queue: usize,
+        pick: &Pick,
+        wanted: &ClaimQueue,
+        request: &ClaimRequest,
+        now: Timestamp,
+        grants: &mut Vec<Grant>,
+    ) -> Done<()> {
+        let terms_of = |job: &JobRecord| {
+            (
+                job.options.term.unwrap_or(wanted.term),
+                job.options.max_lifetime.unwrap_or(wanted.max_lifetime),
+            )
+        };
+        let mut start = 0;
+        while let Some(first) = pick.jobs.get(start) {
+            let terms = terms_of(&first.job);
+            let mut bytes = 0;
+            let run = pick.jobs[start..].iter().take_while(|picked| {
+                let fits = bytes == 0 || bytes + picked.job.weight() <= limits::GRANT_BYTES;
+                bytes += picked.job.weight();
+                fits && terms_of(&picked.job) == terms
+            });
+            let end = start + run.count();
+            grants.push(self.grant_run(queue, pick, start..end, terms, request, now)?);
+            start = end;
+        }
+        Ok(())
+    }
+
+    fn grant_run(
+        &mut self,
+        queue: usize,
+        pick: &Pick,
+        run: std::ops::Range<usize>,
+        (term, max_lifetime): (Duration, Duration),
+        request: &ClaimRequest,
+        now: Timestamp,
+    ) -> Done<Grant> {
+        let from = run.start.checked_sub(1).map_or(0, |at| pick.jobs[at].end);
+        let jobs = &pick.jobs[run];
+        let mut issuer = self.issuer()?;
+        let id = issuer.issue(jobs.len() as u64, now);
+        self.set_issuer(issuer)?;
+        let deadline = deadline(now, term, now, max_lifetime);
+        let mut heads = std::mem::take(&mut self.scratch);
+        heads.clear();
+        let mut leases = Vec::with_capacity(jobs.len());
+        let (mut lowest, mut highest, mut end) = (jobs[0].job.id, jobs[0].job.id, from);
+        for (picked, at) in jobs.iter().zip(0_usize..) {
+            let job = &picked.job;
+            lowest = lowest.min(job.id);
+            highest = highest.max(job.id);
+            end = picked.end;
+            put_head(&mut heads, job.id.as_bytes(), at, picked.flags, end - from);
+            leases.push(Lease {
+                token: id.plus(at as u64),
+                job: Arc::clone(job),
+            });
+        }
+        self.insert_grant(
+            queue,
+            id,
+            deadline,
+            (term, max_lifetime),
+            request,
+            now,
+            leases.len(),
+            (lowest, highest),
+        )?;
+        self.sql("records_new")?.execute(params![
+            id.get() as i64,
+            heads,
+            &pick.records[from..end]
+        ])?;
+        self.scratch = heads;
+        let queue = self.at(queue);
+        queue.ledger.granted += leases.len() as u64;
+        queue.ledger.live += leases.len() as u64;
+        queue.counts.leased += leases.len() as u64;
+        Ok(Grant {
+            queue: queue.name.clone(),
+            partition: 0,
+            id,
+            nonce: request.nonce,
+            term,
+            granted: deadline.since(now),
+            leases,
+        })
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "they are the columns of a row")]
+    fn insert_grant(
+        &mut self,
+        queue: usize,
+        id: FencingToken,
+        deadline: Timestamp,
+        (term, max_lifetime): (Duration, Duration),
+        request: &ClaimRequest,
+        now: Timestamp,
+        leases: usize,
+        (lowest, highest): (JobId, JobId),
+    ) -> Done<()> {
+        self.sql("grant_new")?.execute(params![
+            id.get() as i64,
+            self.queues[queue].id,
+            time(deadline),
+            request.nonce.as_bytes(),
+            request.owner,
+            request.task,
+            time(now),
+            nanos(term),
+            nanos(max_lifetime),
+            leases as i64,
+            vec![0_u8; leases.div_ceil(8)],
+            lowest.as_bytes(),
+            highest.as_bytes()
+        ])?;
+        Ok(())
+    }
+
+    /// When this queue is worth a claim again.
+    fn hints(&mut self, queue: usize, now: Timestamp, claimed: &mut Claimed) -> Done<()> {
+        let due = self.first_due(queue)?.map(|due| due.since(now));
+        let at = &self.queues[queue];
+        let deadline = if at.counts.leased == 0 {
+            None
+        } else {
+            self.sql("first_deadline")?
+                .query_row([at.id], |row| row.get(0))
+                .optional()?
+                .map(|deadline| moment(deadline).since(now))
+        };
+        claimed.next_due = earliest(claimed.next_due, due);
+        claimed.next_deadline = earliest(claimed.next_deadline, deadline);
+        Ok(())
+    }
+}
+
+fn nanos(duration: Duration) -> i64 {
+    i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
+}
+
+fn earliest(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
+    a.into_iter().chain(b).min()
+}
+
+/// What is needed to answer a claim again: its grants, the time granted, and the expiries.
+fn written(claimed: &Claimed) -> Done<Vec<u8>> {
+    let mut out = (claimed.grants.len() as u32).to_le_bytes().to_vec();
+    for grant in &claimed.grants {
+        out.extend_from_slice(&grant.id.get().to_le_bytes());
+        out.extend_from_slice(&micros(grant.granted).to_le_bytes());
+    }
+    if !claimed.expired.is_empty() {
+        serde_json::to_writer(&mut out, &claimed.expired).map_err(|_| garbled())?;
+    }
+    Ok(out)
+}
+
+type First = (Vec<(FencingToken, Duration)>, Vec<Expiry>);
+
+fn read(first: &[u8]) -> Done<First> {
+    let (count, mut rest) = first.split_first_chunk::<4>().ok_or_else(garbled)?;
+    let mut grants = Vec::new();
+    for _ in 0..u32::from_le_bytes(*count) {
+        let (id, after) = rest.split_first_chunk::<8>().ok_or_else(garbled)?;
+        let (granted, after) = after.split_first_chunk::<8>().ok_or_else(garbled)?;
+        rest = after;
+        grants.push((
+            FencingToken::new(u64::from_le_bytes(*id)),
+            Duration::from_micros(u64::from_le_bytes(*granted)),
+        ));
+    }
+    let expired = if rest.is_empty() {
+        Vec::new()
+    } else {
+        serde_json::from_slice(rest).map_err(|_| garbled())?
+    };
+    Ok((grants, expired))
+}

@@ -1,0 +1,321 @@
+//! control: what operators do, each time on record.
+
+use rusqlite::params;
+
+use super::fault::Done;
+use super::grant::{Note, offset};
+use super::place::{Place, first_slot, state_code};
+use super::session::garbled;
+use super::tx::{Tx, time};
+use crate::clock::Timestamp;
+use crate::error::Verb;
+use crate::job::{JobId, JobState, QueueName};
+use crate::lease::FencingToken;
+use crate::lifecycle::{self, Next};
+use crate::store::{Command, ControlRequest, Controlled, LeaseSelect, Select};
+
+/// Tokens listed in one audit record.
+const AUDIT_TOKENS: usize = 100;
+
+/// A selected job; of a leased one it is known where.
+type Selected = (JobId, Option<Place>);
+
+impl Tx<'_> {
+    pub(super) fn control(&mut self, request: &ControlRequest, now: Timestamp) -> Done<Controlled> {
+        if let Some(first) = self.recall(request.request, Verb::Control, now)? {
+            return serde_json::from_slice(&first).map_err(|_| garbled());
+        }
+        let mut tokens = Vec::new();
+        let answer = match &request.command {
+            Command::Pause(queue) => self.set_paused(queue, true)?,
+            Command::Resume(queue) => self.set_paused(queue, false)?,
+            Command::Configure { queue, relaxed } => {
+                let queue = self.queue(queue)?;
+                self.at(queue).relaxed = *relaxed;
+                one()
+            }
+            Command::Revoke(leases) => self.revoke(leases, &request.reason, now, &mut tokens)?,
+            Command::Cancel(jobs) => self.each(jobs, |tx, place| tx.cancel(place, now))?,
+            Command::Purge(jobs) => self.each(jobs, Self::purge)?,
+            Command::Reschedule { jobs, delay } => self.each(jobs, |tx, place| {
+                tx.reschedule(place, now, now.after(*delay))
+            })?,
+            Command::RetryDead(jobs) => self.retry_dead(jobs, now)?,
+        };
+        let tokens = serde_json::to_string(&tokens).map_err(|_| garbled())?;
+        self.sql("audit_new")?.execute(params![
+            self.namespace,
+            time(now),
+            request.actor,
+            request.reason,
+            request.command.to_string(),
+            answer.done as i64,
+            tokens
+        ])?;
+        let written = serde_json::to_vec(&answer).map_err(|_| garbled())?;
+        self.remember(request.request, Verb::Control, &written)?;
+        Ok(answer)
+    }
+
+    fn set_paused(&mut self, queue: &QueueName, paused: bool) -> Done<Controlled> {
+        let at = self.queue(queue)?;
+        self.at(at).paused = paused;
+        if !paused {
+            self.bells.push((queue.clone(), false, usize::MAX));
+            self.bells.push((queue.clone(), true, usize::MAX));
+        }
+        Ok(one())
+    }
+
+    fn selected(&mut self, jobs: &Select) -> Done<Vec<Selected>> {
+        match jobs {
+            Select::Job(id) => {
+                let place = self.find(*id)?;
+                Ok(place.map(|place| (*id, Some(place))).into_iter().collect())
+            }
+            Select::State { queue, state, max } => match self.known(queue)? {
+                Some(queue) => self.in_state(queue, *state, *max),
+                None => Ok(Vec::new()),
+            },
+        }
+    }
+
+    /// The jobs of a queue in a state, in the order in which an inspection lists them.
+    fn in_state(&mut self, queue: usize, state: JobState, max: usize) -> Done<Vec<Selected>> {
+        let of = self.queues[queue].id;
+        let mut ids = match state {
+            JobState::Leased => return self.leased_in(queue, max),
+            JobState::Ready => {
+                let (from, to) = (first_slot(of, 0), first_slot(of + 1, 0));
+                self.ids("ready_ids", params![from, to, max as i64])?
+            }
+            state => self.ids("aside_ids", params![of, state_code(state), max as i64])?,
+        };
+        if state == JobState::Ready {
+            let left = (max - ids.len()) as i64;
+            ids.extend(self.ids("parked_ids", params![of, left])?);
+        }
+        Ok(ids)
+    }
+
+    fn ids(&mut self, name: &'static str, params: &[&dyn rusqlite::ToSql]) -> Done<Vec<Selected>> {
+        let mut select = self.sql(name)?;
+        let ids = select.query_map(params, |row| Ok((JobId::from_bytes(row.get(0)?), None)))?;
+        Ok(ids.collect::<Result<_, _>>()?)
+    }
+
+    fn leased_in(&mut self, queue: usize, max: usize) -> Done<Vec<Selected>> {
+        let of = self.queues[queue].id;
+        let mut found = Vec::new();
+        for grant in self.grants_where("grants_of_queue", params![of])? {
+            self.open(grant, false)?;
+            let Some(held) = self.held(grant)? else {
+                continue;
+            };
+            let leases = held.living().filter_map(|at| {
+                let id = JobId::from_bytes(held.head(at)?.id);
+                Some((id, Some(Place::Leased { grant, at })))
+            });
+            found.extend(leases.take(max - found.len()));
+            if found.len() == max {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    fn grants_where(
+        &mut self,
+        name: &'static str,
+        params: &[&dyn rusqlite::ToSql],
+    ) -> Done<Vec<FencingToken>> {
+        self.save_grants()?;
+        let ids: Vec<i64> = self
+            .sql(name)?
+            .query_map(params, |row| row.get(0))?
+            .collect::<Result<_, _>>()?;
+        let mut grants = Vec::with_capacity(ids.len());
+        for id in ids {
+            let id = FencingToken::new(id as u64);
+            if self.held(id)?.is_some() {
+                grants.push(id);
+            }
+        }
+        Ok(grants)
+    }
+
+    /// Does something with each selected job; false leaves it alone.
+    fn each(
+        &mut self,
+        jobs: &Select,
+        mut act: impl FnMut(&mut Self, Place) -> Done<bool>,
+    ) -> Done<Controlled> {
+        let mut answer = Controlled::default();
+        for (id, known) in self.selected(jobs)? {
+            // A job that waits may have been moved by the one before it.
+            let place = match known {
+                Some(place @ Place::Leased { .. }) => Some(place),
+                _ => self.find(id)?,
+            };
+            let done = match place {
+                Some(place) => act(self, place)?,
+                None => false,
+            };
+            answer.done += u64::from(done);
+            answer.skipped += u64::from(!done);
+        }
+        Ok(answer)
+    }
+
+    fn cancel(&mut self, place: Place, now: Timestamp) -> Done<bool> {
+        match place {
+            Place::Leased { grant, at } => {
+                if self.held(grant)?.is_none_or(|held| held.cancel(at)) {
+                    return Ok(false);
+                }
+                self.note(grant, at, |note: &mut Note| note.cancel = true)?;
+                Ok(true)
+            }
+            place if is_settled(place) => Ok(false),
+            place => {
+                let Some((queue, job)) = self.take(place)? else {
+                    return Ok(false);
+                };
+                if let Next::Settled { state, keep_until } =
+                    lifecycle::settled(&job, JobState::Cancelled, now)
+                {
+                    self.put_settled(queue, &job, state, keep_until, now)?;
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    fn purge(&mut self, place: Place) -> Done<bool> {
+        if matches!(place, Place::Leased { .. }) {
+            return Ok(false);
+        }
+        let Some((queue, job)) = self.take(place)? else {
+            return Ok(false);
+        };
+        self.free_unique(queue, &job)?;
+        self.free_exclusive(queue, &job)?;
+        self.at(queue).ledger.purged += 1;
+        Ok(true)
+    }
+
+    fn reschedule(&mut self, place: Place, now: Timestamp, run_at: Timestamp) -> Done<bool> {
+        if is_settled(place) || matches!(place, Place::Leased { .. }) {
+            return Ok(false);
+        }
+        let Some((queue, mut job)) = self.take(place)? else {
+            return Ok(false);
+        };
+        self.free_exclusive(queue, &job)?;
+        job.run_at = run_at;
+        if run_at <= now {
+            self.join(queue, &job)?;
+        } else {
+            self.put_scheduled(queue, &job)?;
+        }
+        Ok(true)
+    }
+
+    fn retry_dead(&mut self, jobs: &Select, now: Timestamp) -> Done<Controlled> {
+        let mut answer = Controlled::default();
+        let dead = state_code(JobState::Dead);
+        for (id, known) in self.selected(jobs)? {
+            let place = match known {
+                Some(place) => Some(place),
+                None => self.find(id)?,
+            };
+            let Some(place @ Place::Aside { queue, state, .. }) = place else {
+                answer.skipped += 1;
+                continue;
+            };
+            if state != dead {
+                answer.skipped += 1;
+                continue;
+            }
+            let Some(job) = self.read(place)? else {
+                continue;
+            };
+            if let Some(holder) = self.take_unique(queue, &job, now)? {
+                answer.duplicates.push((id, holder));
+                continue;
+            }
+            if let Some((queue, mut job)) = self.take(place)? {
+                lifecycle::revive(&mut job, now);
+                self.join(queue, &job)?;
+                answer.done += 1;
+            }
+        }
+        Ok(answer)
+    }
+
+    fn revoke(
+        &mut self,
+        leases: &LeaseSelect,
+        reason: &str,
+        now: Timestamp,
+        tokens: &mut Vec<FencingToken>,
+    ) -> Done<Controlled> {
+        let namespace = self.namespace;
+        let grants = match leases {
+            LeaseSelect::Job(id) => {
+                let Some(Place::Leased { grant, at }) = self.find_leased(*id)? else {
+                    return Ok(Controlled::default());
+                };
+                vec![(grant, Some(at))]
+            }
+            LeaseSelect::Owner(owner) => {
+                all(self.grants_where("grants_by_owner", params![namespace, owner])?)
+            }
+            LeaseSelect::Task(task) => {
+                all(self.grants_where("grants_by_task", params![namespace, task])?)
+            }
+        };
+        let mut done = 0;
+        for (grant, only) in grants {
+            let Some(held) = self.held(grant)? else {
+                continue;
+            };
+            let queue = held.queue;
+            let places: Vec<usize> = match only {
+                Some(at) => vec![at],
+                None => held.living().collect(),
+            };
+            for at in places {
+                let Some((facts, job)) = self.leased(grant, at)? else {
+                    continue;
+                };
+                debug_assert_eq!(offset(grant, facts.token), Some(at));
+                done += 1;
+                if tokens.len() < AUDIT_TOKENS {
+                    tokens.push(facts.token);
+                }
+                let step = lifecycle::revoke(&job, reason, facts.cancel, now);
+                self.end(queue, grant, &facts, job, step, now)?;
+            }
+        }
+        Ok(Controlled {
+            done,
+            ..Controlled::default()
+        })
+    }
+}
+
+fn all(grants: Vec<FencingToken>) -> Vec<(FencingToken, Option<usize>)> {
+    grants.into_iter().map(|grant| (grant, None)).collect()
+}
+
+fn one() -> Controlled {
+    Controlled {
+        done: 1,
+        ..Controlled::default()
+    }
+}
+
+fn is_settled(place: Place) -> bool {
+    matches!(place, Place::Aside { state, .. } if state >= state_code(JobState::Completed))
+}

@@ -1,0 +1,84 @@
+//! What can go wrong in a step, and what it is called outside.
+
+use rusqlite::ErrorCode;
+
+use crate::error::{Error, ErrorKind};
+
+/// Why a call has no answer.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// The call is not applied, and its neighbours in the transaction stand.
+    Refused(Error),
+    /// The transaction is rolled back.
+    Broken(Error),
+}
+
+pub(super) type Done<T> = Result<T, Fault>;
+
+impl From<rusqlite::Error> for Fault {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Broken(explain(error))
+    }
+}
+
+impl Fault {
+    pub(super) fn into_error(self) -> Error {
+        match self {
+            Self::Refused(error) | Self::Broken(error) => error,
+        }
+    }
+}
+
+/// What is stored makes no sense.
+pub(super) fn corrupt(what: &str) -> Fault {
+    Fault::Broken(Error::new(
+        ErrorKind::Corrupt,
+        format!("{what}; restore the file from a backup"),
+    ))
+}
+
+/// Whether somebody else has the write lock.
+pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
+    matches!(
+        error.sqlite_error_code(),
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked)
+    )
+}
+
+/// An engine's error in the words of the crate.
+pub(super) fn explain(error: rusqlite::Error) -> Error {
+    let (kind, detail) = match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => (
+            ErrorKind::Contended,
+            "another process holds the file's write lock for too long; \
+             look for one that is frozen or has a long transaction",
+        ),
+        Some(ErrorCode::DatabaseCorrupt) => (
+            ErrorKind::Corrupt,
+            "the file is damaged; restore it from a backup",
+        ),
+        Some(ErrorCode::NotADatabase) => (
+            ErrorKind::Corrupt,
+            "the file is not an SQLite database; check the path",
+        ),
+        Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => (
+            ErrorKind::ReadOnly,
+            "the file, or the directory it is in, cannot be written; \
+             give this process the right to write both",
+        ),
+        Some(ErrorCode::DiskFull) => (
+            ErrorKind::Full,
+            "the disk has no room left; free some and repeat",
+        ),
+        Some(ErrorCode::CannotOpen) => (
+            ErrorKind::Unavailable,
+            "the file cannot be opened; check that its directory exists and may be entered",
+        ),
+        Some(ErrorCode::SystemIoFailure) => (
+            ErrorKind::Unavailable,
+            "the disk failed to read or write; look at the system's log",
+        ),
+        _ => (ErrorKind::Unexpected, "the engine refused a statement"),
+    };
+    Error::new(kind, detail).caused_by(error)
+}

@@ -1,0 +1,512 @@
+//! Grants as they are stored: a small row, and beside it the records of its jobs.
+//!
+//! *Heads* are 24 bytes for each record: job id, place in the grant, flags, end of the record. They
+//! are enough to settle a plain job, so that its record is not even read.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use rusqlite::{OptionalExtension, params};
+
+use super::fault::{Done, Fault, corrupt};
+use super::place::Place;
+use super::tx::{Tx, moment, time};
+use crate::clock::Timestamp;
+use crate::job::{JobId, JobRecord, JobState, SavedCheckpoint};
+use crate::lease::{FencingToken, Nonce, Progress, Receipt};
+use crate::lifecycle::{LeaseFacts, Next, Step};
+use crate::store::record;
+
+pub(super) const HEAD: usize = 24;
+
+/// One live grant.
+pub(super) struct Held {
+    pub(super) queue: usize,
+    pub(super) nonce: Nonce,
+    pub(super) owner: Arc<str>,
+    pub(super) task: Arc<str>,
+    pub(super) granted_at: Timestamp,
+    pub(super) deadline: Timestamp,
+    pub(super) term: Duration,
+    pub(super) max_lifetime: Duration,
+    pub(super) renewals: u32,
+    /// How many leases it began with.
+    pub(super) leases: usize,
+    pub(super) live: usize,
+    ended: Vec<u8>,
+    noted: bool,
+    heads: Option<Vec<u8>>,
+    records: Option<Bytes>,
+    notes: Option<BTreeMap<usize, Note>>,
+    dirty: bool,
+    moved: bool,
+}
+
+/// What is known of a single lease beyond its grant.
+#[derive(Clone, Default)]
+pub(super) struct Note {
+    pub(super) cancel: bool,
+    pub(super) progress: Option<Progress>,
+    pub(super) checkpoint: Option<(u64, Bytes)>,
+}
+
+/// One head.
+pub(super) struct Head {
+    pub(super) id: [u8; 16],
+    pub(super) flags: u16,
+    record: Range<usize>,
+}
+
+/// Appends a head.
+pub(super) fn put_head(heads: &mut Vec<u8>, id: &[u8; 16], at: usize, flags: u16, end: usize) {
+    heads.extend_from_slice(id);
+    heads.extend_from_slice(&(at as u16).to_le_bytes());
+    heads.extend_from_slice(&flags.to_le_bytes());
+    heads.extend_from_slice(&(end as u32).to_le_bytes());
+}
+
+fn place_in(head: &[u8]) -> usize {
+    usize::from(u16::from_le_bytes([head[16], head[17]]))
+}
+
+fn end_in(head: &[u8]) -> usize {
+    u32::from_le_bytes([head[20], head[21], head[22], head[23]]) as usize
+}
+
+impl Held {
+    pub(super) fn is_live(&self, at: usize) -> bool {
+        at < self.leases
+            && self
+                .ended
+                .get(at / 8)
+                .is_some_and(|byte| byte & (1 << (at % 8)) == 0)
+    }
+
+    /// The places of its live leases.
+    pub(super) fn living(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.leases).filter(|at| self.is_live(*at))
+    }
+
+    /// Ends a live lease.
+    fn end(&mut self, at: usize) {
+        self.ended[at / 8] |= 1 << (at % 8);
+        self.live -= 1;
+        self.dirty = true;
+    }
+
+    pub(super) fn renew(&mut self, deadline: Timestamp) {
+        self.deadline = deadline;
+        self.renewals += 1;
+        self.dirty = true;
+        self.moved = true;
+    }
+
+    pub(super) fn head(&self, at: usize) -> Option<Head> {
+        let heads = self.heads.as_deref()?;
+        let nth = |n: usize| heads.get(n * HEAD..(n + 1) * HEAD);
+        let stored = heads.len() / HEAD;
+        let n = if stored == self.leases {
+            at
+        } else {
+            let (mut low, mut high) = (0, stored);
+            while low < high {
+                let middle = usize::midpoint(low, high);
+                if place_in(nth(middle)?) < at {
+                    low = middle + 1;
+                } else {
+                    high = middle;
+                }
+            }
+            low
+        };
+        let head = nth(n).filter(|head| place_in(head) == at)?;
+        let start = if n == 0 { 0 } else { end_in(nth(n - 1)?) };
+        Some(Head {
+            id: *head.first_chunk()?,
+            flags: u16::from_le_bytes([head[18], head[19]]),
+            record: start..end_in(head),
+        })
+    }
+
+    pub(super) fn note(&self, at: usize) -> Option<&Note> {
+        self.notes.as_ref()?.get(&at)
+    }
+
+    pub(super) fn cancel(&self, at: usize) -> bool {
+        self.note(at).is_some_and(|note| note.cancel)
+    }
+
+    fn facts(&self, token: FencingToken, at: usize) -> LeaseFacts {
+        let note = self.note(at);
+        LeaseFacts {
+            token,
+            owner: Arc::clone(&self.owner),
+            task: Arc::clone(&self.task),
+            granted_at: self.granted_at,
+            renewals: self.renewals,
+            progress: note.and_then(|note| note.progress.clone()),
+            cancel: note.is_some_and(|note| note.cancel),
+        }
+    }
+}
+
+/// The place of a token in its grant.
+pub(super) fn offset(grant: FencingToken, token: FencingToken) -> Option<usize> {
+    usize::try_from(token.get().checked_sub(grant.get())?).ok()
+}
+
+/// What a receipt turned out to be.
+pub(super) struct Current {
+    pub(super) at: usize,
+    pub(super) queue: usize,
+    pub(super) late: bool,
+    pub(super) cancel: bool,
+    pub(super) flags: u16,
+}
+
+impl Tx<'_> {
+    /// A live grant, read if it has not been.
+    pub(super) fn held(&mut self, id: FencingToken) -> Done<Option<&mut Held>> {
+        if !self.grants.contains_key(&id) {
+            let Some(held) = self.load(id)? else {
+                return Ok(None);
+            };
+            self.grants.insert(id, held);
+        }
+        Ok(self.grants.get_mut(&id).filter(|held| held.live > 0))
+    }
+
+    fn load(&mut self, id: FencingToken) -> Done<Option<Held>> {
+        let Ok(number) = i64::try_from(id.get()) else {
+            return Ok(None);
+        };
+        let mut select = self.sql("grant")?;
+        let mut rows = select.query([number])?;
+        let Some(row) = rows.next()? else {
+            return Ok(None);
+        };
+        let Some(queue) = self.queue_of(row.get(0)?)? else {
+            return Ok(None);
+        };
+        let noted: bool = row.get(11)?;
+        let mut held = Held {
+            queue,
+            deadline: moment(row.get(1)?),
+            nonce: Nonce::from_bytes(row.get(2)?),
+            owner: row.get(3)?,
+            task: row.get(4)?,
+            granted_at: moment(row.get(5)?),
+            term: Duration::from_nanos(row.get::<_, i64>(6)? as u64),
+            max_lifetime: Duration::from_nanos(row.get::<_, i64>(7)? as u64),
+            renewals: row.get(8)?,
+            leases: row.get::<_, i64>(9)? as usize,
+            live: row.get::<_, i64>(10)? as usize,
+            ended: row.get(12)?,
+            noted,
+            heads: None,
+            records: None,
+            notes: None,
+            dirty: false,
+            moved: false,
+        };
+        if noted {
+            held.notes = Some(self.load_notes(id, held.leases)?);
+        }
+        Ok(Some(held))
+    }
+
+    fn load_notes(&mut self, id: FencingToken, leases: usize) -> Done<BTreeMap<usize, Note>> {
+        let first = id.get() as i64;
+        let mut select = self.sql("notes")?;
+        let mut rows = select.query([first, first + leases as i64])?;
+        let mut notes = BTreeMap::new();
+        while let Some(row) = rows.next()? {
+            let progress: Option<Vec<u8>> = row.get(2)?;
+            let progress = progress.map(|bytes| record::progress(&bytes.into()));
+            let seq: Option<i64> = row.get(3)?;
+            let bytes: Option<Vec<u8>> = row.get(4)?;
+            let note = Note {
+                cancel: row.get(1)?,
+                progress: progress.transpose().map_err(Fault::Broken)?,
+                checkpoint: seq
+                    .zip(bytes)
+                    .map(|(seq, bytes)| (seq as u64, bytes.into())),
+            };
+            notes.insert((row.get::<_, i64>(0)? - first) as usize, note);
+        }
+        Ok(notes)
+    }
+
+    /// Reads a grant's heads; with `whole`, its records too.
+    pub(super) fn open(&mut self, id: FencingToken, whole: bool) -> Done<()> {
+        let number = id.get() as i64;
+        let (need_heads, need_records) = match self.grants.get(&id) {
+            Some(held) => (held.heads.is_none(), whole && held.records.is_none()),
+            None => (false, false),
+        };
+        if need_heads {
+            let heads: Vec<u8> = self.sql("heads")?.query_row([number], |row| row.get(0))?;
+            if !heads.len().is_multiple_of(HEAD) {
+                return Err(corrupt("the heads of a grant are cut"));
+            }
+            self.grants
+                .entry(id)
+                .and_modify(|held| held.heads = Some(heads));
+        }
+        if need_records {
+            let records: Vec<u8> = self.sql("records")?.query_row([number], |row| row.get(0))?;
+            self.grants
+                .entry(id)
+                .and_modify(|held| held.records = Some(records.into()));
+        }
+        Ok(())
+    }
+
+    /// The holder's lease, if the receipt is the current one.
+    pub(super) fn current(&mut self, receipt: &Receipt, now: Timestamp) -> Done<Option<Current>> {
+        if self.held(receipt.grant)?.is_none() {
+            return Ok(None);
+        }
+        self.open(receipt.grant, false)?;
+        let Some(held) = self.grants.get(&receipt.grant) else {
+            return Ok(None);
+        };
+        let Some(at) = offset(receipt.grant, receipt.token).filter(|at| held.is_live(*at)) else {
+            return Ok(None);
+        };
+        let head = held
+            .head(at)
+            .ok_or_else(|| corrupt("a lease has no record"))?;
+        let current = self.queues[held.queue].name == receipt.queue
+            && receipt.partition == 0
+            && held.nonce.matches(&receipt.nonce)
+            && head.id == *receipt.job.as_bytes();
+        Ok(current.then(|| Current {
+            at,
+            queue: held.queue,
+            late: held.deadline <= now,
+            cancel: held.cancel(at),
+            flags: head.flags,
+        }))
+    }
+
+    /// A leased job as it stands, with what its lease has saved, and the facts of the lease.
+    pub(super) fn leased(
+        &mut self,
+        grant: FencingToken,
+        at: usize,
+    ) -> Done<Option<(LeaseFacts, JobRecord)>> {
+        if self.held(grant)?.is_none_or(|held| !held.is_live(at)) {
+            return Ok(None);
+        }
+        self.open(grant, true)?;
+        let Some(held) = self.grants.get(&grant) else {
+            return Ok(None);
+        };
+        let token = grant.plus(at as u64);
+        let record = held.head(at).and_then(|head| {
+            let records = held.records.as_ref()?;
+            (head.record.start <= head.record.end && head.record.end <= records.len())
+                .then(|| records.slice(head.record))
+        });
+        let record = record.ok_or_else(|| corrupt("a lease has no record"))?;
+        let mut job = record::decode(&record, self.kinds).map_err(Fault::Broken)?;
+        if let Some((seq, bytes)) = held.note(at).and_then(|note| note.checkpoint.clone()) {
+            job.checkpoint = Some(SavedCheckpoint { token, seq, bytes });
+        }
+        Ok(Some((held.facts(token, at), job)))
+    }
+
+    /// Finds a leased job by its id, among the grants whose bounds admit it.
+    pub(super) fn find_leased(&mut self, id: JobId) -> Done<Option<Place>> {
+        self.save_grants()?;
+        let mut found = Vec::new();
+        {
+            let mut select = self.sql("grants_by_job")?;
+            let mut rows = select.query([id.as_bytes()])?;
+            while let Some(row) = rows.next()? {
+                let heads = row.get_ref(1)?.as_blob().unwrap_or_default();
+                let mut ids = heads.chunks_exact(HEAD);
+                if let Some(head) = ids.find(|head| head.starts_with(id.as_bytes())) {
+                    let grant = FencingToken::new(row.get::<_, i64>(0)? as u64);
+                    found.push((grant, place_in(head)));
+                }
+            }
+        }
+        for (grant, at) in found {
+            if self.held(grant)?.is_some_and(|held| held.is_live(at)) {
+                return Ok(Some(Place::Leased { grant, at }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Changes what is known of a live lease.
+    pub(super) fn note(
+        &mut self,
+        grant: FencingToken,
+        at: usize,
+        change: impl FnOnce(&mut Note),
+    ) -> Done<()> {
+        let Some(held) = self.grants.get_mut(&grant) else {
+            return Ok(());
+        };
+        held.dirty |= !held.noted;
+        held.noted = true;
+        let note = held.notes.get_or_insert_default().entry(at).or_default();
+        change(note);
+        let progress = note.progress.as_ref().map(|progress| {
+            let mut out = Vec::new();
+            record::put_progress(&mut out, progress);
+            out
+        });
+        let note = note.clone();
+        self.sql("note_save")?.execute(params![
+            (grant.get() + at as u64) as i64,
+            note.cancel,
+            progress,
+            note.checkpoint.as_ref().map(|(seq, _)| *seq as i64),
+            note.checkpoint.as_ref().map(|(_, bytes)| &bytes[..])
+        ])?;
+        Ok(())
+    }
+
+    /// Takes a lease out of its grant.
+    pub(super) fn take_lease(&mut self, grant: FencingToken, at: usize) {
+        let Some(held) = self.grants.get_mut(&grant).filter(|held| held.is_live(at)) else {
+            return;
+        };
+        held.end(at);
+        let queue = held.queue;
+        let queue = self.at(queue);
+        queue.ledger.live -= 1;
+        queue.counts.leased -= 1;
+    }
+
+    /// Ends a lease: counts it, and puts the job where it goes. A job that goes to the front is
+    /// returned, to be put there with the others of the step.
+    pub(super) fn end(
+        &mut self,
+        queue: usize,
+        grant: FencingToken,
+        facts: &LeaseFacts,
+        mut job: JobRecord,
+        step: Step,
+        now: Timestamp,
+    ) -> Done<Option<(FencingToken, JobRecord)>> {
+        let Some(at) = offset(grant, facts.token) else {
+            return Ok(None);
+        };
+        self.take_lease(grant, at);
+        self.at(queue).ledger.count(step.end);
+        let next = step.next;
+        let gone = Next::Settled {
+            state: JobState::Completed,
+            keep_until: None,
+        };
+        if next != gone {
+            step.apply(&mut job, facts, now);
+        }
+        match next {
+            Next::Front => return Ok(Some((facts.token, job))),
+            Next::Back => self.put_back(queue, &job)?,
+            Next::Scheduled { keeps_key } => {
+                if !keeps_key {
+                    self.free_exclusive(queue, &job)?;
+                }
+                self.put_scheduled(queue, &job)?;
+            }
+            Next::Settled { state, keep_until } => {
+                self.put_settled(queue, &job, state, keep_until, now)?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Writes the grants that changed. Needed before anything looks for grants by their columns.
+    pub(super) fn save_grants(&mut self) -> Done<()> {
+        let mut over = Vec::new();
+        for (&id, held) in &mut self.grants {
+            if !held.dirty {
+                continue;
+            }
+            held.dirty = false;
+            if held.live == 0 {
+                over.push(id);
+            } else {
+                save(self.db, id, held)?;
+            }
+        }
+        for id in over {
+            let Some(held) = self.grants.remove(&id) else {
+                continue;
+            };
+            let first = id.get() as i64;
+            self.sql("grant_end")?.execute([first])?;
+            self.sql("records_end")?.execute([first])?;
+            if held.noted {
+                self.sql("notes_end")?
+                    .execute([first, first + held.leases as i64])?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn save(db: &rusqlite::Connection, id: FencingToken, held: &mut Held) -> Done<()> {
+    let number = id.get() as i64;
+    if std::mem::take(&mut held.moved) {
+        super::sql::statement(db, "grant_save")?.execute(params![
+            number,
+            time(held.deadline),
+            held.renewals,
+            held.live as i64,
+            held.noted,
+            held.ended
+        ])?;
+    } else {
+        super::sql::statement(db, "grant_save_kept")?.execute(params![
+            number,
+            held.renewals,
+            held.live as i64,
+            held.noted,
+            held.ended
+        ])?;
+    }
+    compact(db, number, held)
+}
+
+/// Drops the records of ended leases once they are at least half of what is stored.
+fn compact(db: &rusqlite::Connection, number: i64, held: &mut Held) -> Done<()> {
+    let stored = held.heads.as_ref().map_or(0, |heads| heads.len() / HEAD);
+    if stored < 2 || held.live * 2 > stored {
+        return Ok(());
+    }
+    if held.records.is_none() {
+        let records: Option<Vec<u8>> = super::sql::statement(db, "records")?
+            .query_row([number], |row| row.get(0))
+            .optional()?;
+        held.records = records.map(Bytes::from);
+    }
+    let Some(records) = held.records.take() else {
+        return Err(corrupt("a grant has no records"));
+    };
+    let (mut heads, mut kept) = (Vec::new(), Vec::new());
+    for at in held.living() {
+        let head = held
+            .head(at)
+            .ok_or_else(|| corrupt("a lease has no record"))?;
+        let record = records
+            .get(head.record)
+            .ok_or_else(|| corrupt("the records of a grant are cut"))?;
+        kept.extend_from_slice(record);
+        put_head(&mut heads, &head.id, at, head.flags, kept.len());
+    }
+    super::sql::statement(db, "records_compact")?.execute(params![number, heads, kept])?;
+    held.heads = Some(heads);
+    held.records = Some(kept.into());
+    Ok(())
+}

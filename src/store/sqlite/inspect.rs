@@ -1,0 +1,461 @@
+//! inspect: look, and change nothing.
+//!
+//! A page's cursor is the key of its last row.
+
+use std::sync::Arc;
+
+use rusqlite::{OptionalExtension, params};
+
+use super::fault::{Done, Fault, corrupt};
+use super::place::{Place, first_slot, line_of_slot, queue_of_slot, state_code};
+use super::tx::{LINES, Queue, Tx, moment};
+use crate::clock::Timestamp;
+use crate::error::Error;
+use crate::inspect::{
+    AuditView, JobView, LeaseFilter, LeaseView, Page, Paged, Query, QueueView, View,
+};
+use crate::job::{JobId, JobRecord, JobState, QueueName, limits};
+use crate::lease::FencingToken;
+use crate::lifecycle::LeaseFacts;
+use crate::store::{bounded, record};
+
+impl Tx<'_> {
+    pub(super) fn inspect(&mut self, query: &Query, now: Timestamp) -> Done<View> {
+        Ok(match query {
+            Query::Queues => View::Queues(self.queue_views(now)?),
+            Query::Leases { filter, page } => View::Leases(self.leases(filter, page, now)?),
+            Query::Jobs { queue, state, page } => View::Jobs(self.jobs(queue, *state, page, now)?),
+            Query::Job(id) => View::Job(self.job_view(*id, now)?.map(Box::new)),
+            Query::Audit { page } => View::Audit(self.audit(page)?),
+        })
+    }
+
+    fn queue_views(&mut self, now: Timestamp) -> Done<Vec<QueueView>> {
+        let queues: Vec<_> = self
+            .sql("queues")?
+            .query_map([self.namespace], Queue::read)?
+            .collect::<Result<_, _>>()?;
+        let mut views = Vec::with_capacity(queues.len());
+        for queue in queues {
+            let queue = queue?;
+            let oldest = self.oldest(&queue)?;
+            views.push(QueueView {
+                queue: queue.name,
+                paused: queue.paused,
+                relaxed: queue.relaxed,
+                counts: queue.counts,
+                ledger: queue.ledger,
+                oldest_ready: oldest.map(|oldest| now.since(oldest)),
+            });
+        }
+        Ok(views)
+    }
+
+    /// When the longest due of the jobs at the heads of the lines fell due.
+    fn oldest(&mut self, queue: &Queue) -> Done<Option<Timestamp>> {
+        let mut oldest: Option<Timestamp> = None;
+        let end = first_slot(queue.id + 1, 0);
+        let mut line = 0;
+        while line < LINES && queue.counts.ready > queue.counts.parked {
+            let head = self
+                .sql("ready_head")?
+                .query_row([first_slot(queue.id, line), end], |row| {
+                    let run_at = record::run_at_of(row.get_ref(1)?.as_blob().unwrap_or_default());
+                    Ok((row.get::<_, i64>(0)?, run_at))
+                })
+                .optional()?;
+            let Some((slot, run_at)) = head else { break };
+            oldest = oldest.into_iter().chain(run_at).min();
+            line = line_of_slot(slot) + 1;
+        }
+        Ok(oldest)
+    }
+
+    fn leases(
+        &mut self,
+        filter: &LeaseFilter,
+        page: &Page,
+        now: Timestamp,
+    ) -> Done<Paged<LeaseView>> {
+        let rows = rows(page)?;
+        let (from, after) = match &page.after {
+            None => (0, -1),
+            Some(cursor) => pair(cursor)?,
+        };
+        let queues: Vec<i64> = match &filter.queue {
+            Some(name) => match self.known(name)? {
+                Some(queue) => vec![self.queues[queue].id],
+                None => Vec::new(),
+            },
+            None => self
+                .sql("queue_ids")?
+                .query_map([self.namespace], |row| row.get(0))?
+                .collect::<Result<_, _>>()?,
+        };
+        let mut grants: Vec<(i64, i64)> = Vec::new();
+        for queue in queues {
+            let mut select = self.sql("grants_by_deadline")?;
+            let found = select.query_map(
+                params![
+                    queue,
+                    from,
+                    after + 1,
+                    filter.owner,
+                    filter.task,
+                    rows as i64 + 1
+                ],
+                |row| Ok((row.get(1)?, row.get(0)?)),
+            )?;
+            for grant in found {
+                grants.push(grant?);
+            }
+        }
+        grants.sort_unstable();
+        let mut views = Vec::new();
+        'page: for (deadline, id) in grants {
+            let grant = FencingToken::new(id as u64);
+            let Some(held) = self.held(grant)? else {
+                continue;
+            };
+            let living: Vec<usize> = held.living().collect();
+            for at in living {
+                if deadline == from && id + at as i64 <= after {
+                    continue;
+                }
+                if let Some((facts, job)) = self.leased(grant, at)? {
+                    views.push((
+                        format!("{deadline}.{}", facts.token),
+                        self.lease_view(grant, &facts, &job, now),
+                    ));
+                }
+                if views.len() > rows {
+                    break 'page;
+                }
+            }
+        }
+        Ok(paged(views, rows))
+    }
+
+    fn lease_view(
+        &self,
+        grant: FencingToken,
+        facts: &LeaseFacts,
+        job: &JobRecord,
+        now: Timestamp,
+    ) -> LeaseView {
+        let held = &self.grants[&grant];
+        LeaseView {
+            queue: self.queues[held.queue].name.clone(),
+            job: job.id,
+            kind: job.kind.clone(),
+            token: facts.token,
+            owner: Arc::clone(&facts.owner),
+            task: Arc::clone(&facts.task),
+            attempt: job.attempt(),
+            granted_at: facts.granted_at,
+            time_left: held.deadline.since(now),
+            term: held.term,
+            renewals: facts.renewals,
+            cancel: facts.cancel,
+            progress: facts.progress.clone(),
+        }
+    }
+
+    fn job_view(&mut self, id: JobId, now: Timestamp) -> Done<Option<JobView>> {
+        let Some(place) = self.find(id)? else {
+            return Ok(None);
+        };
+        if let Place::Leased { grant, at } = place {
+            return self.leased_view(grant, at, now);
+        }
+        let Some(job) = self.read(place)? else {
+            return Ok(None);
+        };
+        Ok(match place {
+            Place::Line { queue, .. } => Some(self.waiting(queue, JobState::Ready, job)),
+            Place::Aside {
+                queue, state, at, ..
+            } => {
+                let known = JobState::ALL.into_iter().find(|s| state_code(*s) == state);
+                let known = known.ok_or_else(|| corrupt("a job is in no known state"))?;
+                let mut view = self.waiting(queue, known, job);
+                view.parked = known == JobState::Ready;
+                view.settled_at = known.is_settled().then_some(at);
+                Some(view)
+            }
+            Place::Leased { .. } => None,
+        })
+    }
+
+    fn leased_view(
+        &mut self,
+        grant: FencingToken,
+        at: usize,
+        now: Timestamp,
+    ) -> Done<Option<JobView>> {
+        let Some((facts, job)) = self.leased(grant, at)? else {
+            return Ok(None);
+        };
+        let lease = self.lease_view(grant, &facts, &job, now);
+        let queue = self.grants[&grant].queue;
+        let mut view = self.waiting(queue, JobState::Leased, job);
+        view.lease = Some(lease);
+        Ok(Some(view))
+    }
+
+    fn waiting(&self, queue: usize, state: JobState, job: JobRecord) -> JobView {
+        JobView {
+            queue: self.queues[queue].name.clone(),
+            state,
+            parked: false,
+            job: Arc::new(job),
+            lease: None,
+            settled_at: None,
+        }
+    }
+
+    fn jobs(
+        &mut self,
+        queue: &QueueName,
+        state: JobState,
+        page: &Page,
+        now: Timestamp,
+    ) -> Done<Paged<JobView>> {
+        let rows = rows(page)?;
+        let Some(queue) = self.known(queue)? else {
+            return Ok(paged(Vec::new(), rows));
+        };
+        let views = match state {
+            JobState::Ready => self.ready(queue, page, rows)?,
+            JobState::Leased => self.held_jobs(queue, page, rows, now)?,
+            state => self.aside(queue, state, page, rows)?,
+        };
+        Ok(paged(views, rows))
+    }
+
+    /// Those in line first, then those parked behind their keys.
+    fn ready(&mut self, queue: usize, page: &Page, rows: usize) -> Done<Vec<(String, JobView)>> {
+        let of = self.queues[queue].id;
+        let mut views = Vec::new();
+        let mut parked_after = (Vec::new(), -1);
+        let mut from = Some(first_slot(of, 0));
+        if let Some(cursor) = &page.after {
+            match cursor.split_at_checked(1) {
+                Some(("s", slot)) => {
+                    from = Some(slot.parse::<i64>().map_err(|_| foreign(cursor))? + 1)
+                }
+                Some(("p", rest)) => {
+                    let (seq, key) = rest.split_once('.').ok_or_else(|| foreign(cursor))?;
+                    let seq = seq.parse().map_err(|_| foreign(cursor))?;
+                    parked_after = (unhex(key).ok_or_else(|| foreign(cursor))?, seq);
+                    from = None;
+                }
+                _ => return Err(foreign(cursor)),
+            }
+        }
+        if let Some(from) = from.filter(|from| queue_of_slot(*from) == of) {
+            let mut found: Vec<(i64, Vec<u8>)> = Vec::new();
+            {
+                let mut select = self.sql("ready_page")?;
+                let mut found_rows =
+                    select.query([from, first_slot(of + 1, 0), rows as i64 + 1])?;
+                while let Some(row) = found_rows.next()? {
+                    found.push((row.get(0)?, row.get(1)?));
+                }
+            }
+            for (slot, record) in found {
+                let job = self.decode(record)?;
+                views.push((
+                    format!("s{slot}"),
+                    self.waiting(queue, JobState::Ready, job),
+                ));
+            }
+        }
+        let left = rows + 1 - views.len().min(rows + 1);
+        let mut parked: Vec<(Vec<u8>, i64, Vec<u8>)> = Vec::new();
+        {
+            let mut select = self.sql("parked_page")?;
+            let (key, seq) = parked_after;
+            let mut found = select.query(params![of, key, seq, left as i64])?;
+            while let Some(row) = found.next()? {
+                parked.push((row.get(0)?, row.get(1)?, row.get(2)?));
+            }
+        }
+        for (key, seq, record) in parked {
+            let job = self.decode(record)?;
+            let mut view = self.waiting(queue, JobState::Ready, job);
+            view.parked = true;
+            views.push((format!("p{seq}.{}", hex(&key)), view));
+        }
+        Ok(views)
+    }
+
+    fn held_jobs(
+        &mut self,
+        queue: usize,
+        page: &Page,
+        rows: usize,
+        now: Timestamp,
+    ) -> Done<Vec<(String, JobView)>> {
+        let after: i64 = match &page.after {
+            None => -1,
+            Some(cursor) => cursor.parse().map_err(|_| foreign(cursor))?,
+        };
+        let of = self.queues[queue].id;
+        let least = after.saturating_sub(limits::GRANT_LEASES as i64);
+        let grants: Vec<i64> = self
+            .sql("grants_by_token")?
+            .query_map(params![of, after + 1, least, rows as i64 + 1], |row| {
+                row.get(0)
+            })?
+            .collect::<Result<_, _>>()?;
+        let mut views = Vec::new();
+        'page: for id in grants {
+            let grant = FencingToken::new(id as u64);
+            let Some(held) = self.held(grant)? else {
+                continue;
+            };
+            let living = held.living().filter(|at| id + *at as i64 > after);
+            for at in living.collect::<Vec<_>>() {
+                if let Some(view) = self.leased_view(grant, at, now)? {
+                    views.push(((id + at as i64).to_string(), view));
+                }
+                if views.len() > rows {
+                    break 'page;
+                }
+            }
+        }
+        Ok(views)
+    }
+
+    fn aside(
+        &mut self,
+        queue: usize,
+        state: JobState,
+        page: &Page,
+        rows: usize,
+    ) -> Done<Vec<(String, JobView)>> {
+        let (after, seq) = match &page.after {
+            None => (-1, -1),
+            Some(cursor) => pair(cursor)?,
+        };
+        let of = self.queues[queue].id;
+        let mut found: Vec<(i64, i64, Vec<u8>)> = Vec::new();
+        {
+            let mut select = self.sql("aside_page")?;
+            let code = state_code(state);
+            let mut found_rows = select.query(params![of, code, after, seq, rows as i64 + 1])?;
+            while let Some(row) = found_rows.next()? {
+                found.push((row.get(0)?, row.get(1)?, row.get(2)?));
+            }
+        }
+        let mut views = Vec::with_capacity(found.len());
+        for (at, seq, record) in found {
+            let job = self.decode(record)?;
+            let mut view = self.waiting(queue, state, job);
+            view.settled_at = state.is_settled().then(|| moment(at));
+            views.push((format!("{at}.{seq}"), view));
+        }
+        Ok(views)
+    }
+
+    fn audit(&mut self, page: &Page) -> Done<Paged<AuditView>> {
+        let rows = rows(page)?;
+        let before: i64 = match &page.after {
+            None => i64::MAX,
+            Some(cursor) => cursor.parse().map_err(|_| foreign(cursor))?,
+        };
+        let mut select = self.sql("audit_page")?;
+        let mut found = select.query(params![self.namespace, before, rows as i64 + 1])?;
+        let mut views = Vec::new();
+        while let Some(row) = found.next()? {
+            let tokens: String = row.get(6)?;
+            let view = AuditView {
+                at: moment(row.get(1)?),
+                actor: row.get(2)?,
+                reason: row.get(3)?,
+                command: row.get(4)?,
+                done: row.get::<_, i64>(5)? as u64,
+                tokens: serde_json::from_str(&tokens)
+                    .map_err(|_| corrupt("an audit record cannot be read"))?,
+            };
+            views.push((row.get::<_, i64>(0)?.to_string(), view));
+        }
+        Ok(paged(views, rows))
+    }
+
+    /// Whether one of the queues has a job in line, and when the first of their scheduled jobs is due.
+    pub(super) fn look(
+        &mut self,
+        queues: &[QueueName],
+        suspects: bool,
+    ) -> Done<(bool, Option<Timestamp>)> {
+        let mut first_due: Option<Timestamp> = None;
+        for name in queues {
+            let Some(queue) = self.known(name)? else {
+                continue;
+            };
+            first_due = first_due.into_iter().chain(self.first_due(queue)?).min();
+            let at = &self.queues[queue];
+            if at.paused || at.counts.ready == at.counts.parked {
+                continue;
+            }
+            let end = first_slot(at.id + 1, 0);
+            let mut from = first_slot(at.id, usize::from(!suspects));
+            loop {
+                let slot = self
+                    .sql("ready_slot")?
+                    .query_row([from, end], |row| row.get::<_, i64>(0))
+                    .optional()?;
+                let Some(slot) = slot else { break };
+                let line = line_of_slot(slot);
+                if suspects || line % 2 == 1 {
+                    return Ok((true, first_due));
+                }
+                from = first_slot(queue_of_slot(slot), line + 1);
+            }
+        }
+        Ok((false, first_due))
+    }
+}
+
+fn rows(page: &Page) -> Done<usize> {
+    bounded("rows", page.rows, limits::PAGE_ROWS).map_err(Fault::Refused)?;
+    Ok(page.rows)
+}
+
+fn foreign(cursor: &str) -> Fault {
+    Fault::Refused(Error::invalid(
+        "page",
+        format!("{} bytes of text", cursor.len()),
+        "a cursor of this store",
+    ))
+}
+
+fn pair(cursor: &str) -> Done<(i64, i64)> {
+    let parts = cursor.split_once('.');
+    let parts = parts.and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+    parts.ok_or_else(|| foreign(cursor))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let digits = text.as_bytes().chunks(2);
+    digits
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
+        .collect()
+}
+
+/// Cuts the row too many, and makes the last row's key the cursor if there was one.
+fn paged<T>(mut rows: Vec<(String, T)>, most: usize) -> Paged<T> {
+    let more = rows.len() > most;
+    rows.truncate(most);
+    let next = rows.last().filter(|_| more).map(|(key, _)| key.clone());
+    Paged {
+        rows: rows.into_iter().map(|(_, row)| row).collect(),
+        next,
+    }
+}

@@ -1,0 +1,165 @@
+//! Opening a file: settings, and the tables at the version that this crate knows.
+//!
+//! The version is kept in our own row (`leasehold_meta.version`), because the file may be the user's:
+//! `PRAGMA user_version` then counts *his* migrations. In a file that was empty when we came, we are
+//! at home: there `user_version` and `application_id` are set as well, so that tools recognise it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
+
+use super::fault::{Done, Fault, corrupt, explain};
+use super::sql::CACHED;
+use super::turn::Turn;
+use crate::clock::Timestamp;
+use crate::error::{Error, ErrorKind};
+use crate::lease::Issuer;
+
+/// Each brings the tables from the version of its place in the list to the next.
+const MIGRATIONS: [&str; 1] = [include_str!("schema.sql")];
+/// The version that this crate writes.
+pub(super) const VERSION: i64 = MIGRATIONS.len() as i64;
+/// "LsHd": marks a file that is ours alone.
+const APPLICATION_ID: i64 = 0x4c73_4864;
+
+/// Pages written to the log before they are moved into the file.
+const CHECKPOINT_PAGES: i64 = 4_000;
+
+/// Opens a connection. Only a writer may make the file.
+pub(super) fn connect(path: &Path, writes: bool, full: bool) -> Done<Connection> {
+    let mut flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    if writes {
+        flags |= OpenFlags::SQLITE_OPEN_CREATE;
+    }
+    let db = Connection::open_with_flags(path, flags).map_err(|error| cannot_open(path, error))?;
+    if writes && db.is_readonly("main")? {
+        return Err(Fault::Broken(read_only()));
+    }
+    db.set_prepared_statement_cache_capacity(CACHED);
+    // The writer takes turns in its own way; a reader only ever waits for a recovery.
+    db.busy_timeout(Duration::from_millis(if writes { 0 } else { 5_000 }))?;
+    let synchronous = if full { "FULL" } else { "NORMAL" };
+    let cache_kib = if writes { 64 * 1024 } else { 8 * 1024 };
+    db.execute_batch(&format!(
+        "PRAGMA synchronous = {synchronous}; PRAGMA cache_size = -{cache_kib}; \
+         PRAGMA temp_store = MEMORY; PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES};"
+    ))?;
+    Ok(db)
+}
+
+fn cannot_open(path: &Path, error: rusqlite::Error) -> Fault {
+    let parent = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty());
+    let has_parent = parent.is_none_or(Path::is_dir);
+    match error.sqlite_error_code() {
+        // The directory is there, so what is missing is the right to make or open the file.
+        Some(ErrorCode::CannotOpen) if has_parent && !path.is_dir() => {
+            Fault::Broken(read_only().caused_by(error))
+        }
+        _ => Fault::Broken(explain(error)),
+    }
+}
+
+fn read_only() -> Error {
+    Error::new(
+        ErrorKind::ReadOnly,
+        "the file, or the directory it is in, cannot be written; \
+         give this process the right to write both",
+    )
+}
+
+/// Turns the log on, brings the tables up to date, and raises the issuer's floor.
+pub(super) fn prepare(
+    db: &Connection,
+    turn: &mut Turn,
+    limit: Duration,
+    now: impl Fn() -> Timestamp,
+) -> Done<()> {
+    write_ahead(db, limit)?;
+    turn.begin(db, limit)?;
+    let done = migrate(db, now).and_then(|()| Ok(db.execute_batch("COMMIT")?));
+    if done.is_err() {
+        // What failed is the answer; a failing rollback changes nothing about it.
+        let _ = db.execute_batch("ROLLBACK");
+    }
+    turn.done(db);
+    done
+}
+
+fn write_ahead(db: &Connection, limit: Duration) -> Done<()> {
+    let nap = Duration::from_millis(2);
+    let mut waited = Duration::ZERO;
+    loop {
+        match db.query_row("PRAGMA journal_mode = WAL", [], |row| {
+            row.get::<_, String>(0)
+        }) {
+            Ok(mode) if mode == "wal" => return Ok(()),
+            Ok(_) => {
+                let why = "the file cannot have a write-ahead log; \
+                           put it on a local disk, not on a network share";
+                return Err(Fault::Broken(Error::new(ErrorKind::Unsupported, why)));
+            }
+            Err(error) if super::fault::is_busy(&error) && waited < limit => {
+                std::thread::sleep(nap);
+                waited += nap;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn migrate(db: &Connection, now: impl Fn() -> Timestamp) -> Done<()> {
+    let number = |pragma: &str| db.query_row(pragma, [], |row| row.get::<_, i64>(0));
+    let application = number("PRAGMA application_id")?;
+    let user_version = number("PRAGMA user_version")?;
+    let tables = number("SELECT count(*) FROM sqlite_schema")?;
+    let there = number("SELECT count(*) FROM sqlite_schema WHERE name = 'leasehold_meta'")? > 0;
+    let ours =
+        application == APPLICATION_ID || (tables == 0 && application == 0 && user_version == 0);
+    let version = if there {
+        db.query_row("SELECT version FROM leasehold_meta", [], |row| row.get(0))
+            .optional()?
+            .ok_or_else(|| corrupt("leasehold_meta has no row"))?
+    } else {
+        0
+    };
+    let highest = if application == APPLICATION_ID {
+        user_version.max(version)
+    } else {
+        version
+    };
+    if highest > VERSION {
+        return Err(Fault::Broken(Error::new(
+            ErrorKind::TooNew,
+            format!(
+                "the file has version {highest} and this program knows {VERSION}; \
+                 run the newer version of the program, or restore an older file"
+            ),
+        )));
+    }
+    for migration in MIGRATIONS.iter().skip(version as usize) {
+        db.execute_batch(migration)?;
+    }
+    // Read inside the transaction: nobody can have been granted a token in between.
+    let fresh = Issuer::without_memory(now());
+    if there {
+        // A file that was copied back remembers too little; the floor makes up for it.
+        db.execute(
+            "UPDATE leasehold_meta SET version = ?1, floor = max(floor, ?2)",
+            params![VERSION, fresh.floor as i64],
+        )?;
+    } else {
+        db.execute(
+            "INSERT INTO leasehold_meta (one, version, last, floor) VALUES (1, ?1, ?2, ?3)",
+            params![VERSION, fresh.last as i64, fresh.floor as i64],
+        )?;
+    }
+    if ours && version < VERSION {
+        db.execute_batch(&format!(
+            "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {VERSION};"
+        ))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,491 @@
+//! The embedded store: one file, several processes of one machine.
+//!
+//! Every call is a message to the one [writer](writer) of the handle, which merges what waits into
+//! one transaction ([`tx`]) and answers after the commit. The verbs are files: `claim.rs` holds the
+//! logic and `claim.sql` the statements. Reads have connections of their own and never wait for it.
+//!
+//! **Durability.** With `synchronous = FULL`, the default, an answered call survives the loss of
+//! power. With [`SqliteOptions::synchronous_normal`] it survives the death of the process; the loss
+//! of power may take the last calls with it, in order, without damage.
+//!
+//! **Limits.** A process that is frozen *inside* a transaction delays the others until it is thawed
+//! or killed; nothing is lost. The file belongs on a local disk.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use rusqlite::Connection;
+use tokio::sync::oneshot;
+
+use self::fault::{Done, Fault};
+use self::poll::Poll;
+use self::turn::Turn;
+use self::tx::{Bell, Tx};
+use self::writer::{Call, Reply, Work, Writer, at};
+use super::record::Kinds;
+use super::wake::Wakers;
+use super::{
+    Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
+    EnqueueRequest, Enqueued, Expiry, PruneRequest, ReapRequest, Renewal, SessionId, SettleRequest,
+    Store, bounded,
+};
+use crate::clock::{Clock, SystemClock, Timestamp, monotonic};
+use crate::error::{Error, ErrorKind, Result, Verb};
+use crate::inspect::{Query, View};
+use crate::job::{Namespace, QueueName, limits};
+use crate::lease::Verdict;
+
+mod checkpoint;
+mod claim;
+mod control;
+mod enqueue;
+mod fault;
+mod grant;
+mod inspect;
+mod migrate;
+mod place;
+mod poll;
+mod prune;
+mod reap;
+mod renew;
+mod session;
+mod settle;
+mod sql;
+mod turn;
+mod tx;
+mod writer;
+
+/// Idle connections for reading that are kept open.
+const READERS: usize = 4;
+
+/// How a file is used.
+#[derive(Clone, Debug)]
+pub struct SqliteOptions {
+    namespace: Namespace,
+    clock: Arc<dyn Clock>,
+    full: bool,
+    inline: bool,
+    patience: Duration,
+}
+
+impl SqliteOptions {
+    /// The default namespace, on the host's clock, `synchronous = FULL`.
+    pub fn new() -> Self {
+        Self {
+            namespace: Namespace::default(),
+            clock: Arc::new(SystemClock),
+            full: true,
+            inline: false,
+            patience: Duration::from_secs(30),
+        }
+    }
+
+    /// The application's share of the file. Two namespaces never see each other.
+    #[must_use]
+    pub fn namespace(mut self, namespace: Namespace) -> Self {
+        self.namespace = namespace;
+        self
+    }
+
+    /// The store's clock.
+    #[must_use]
+    pub fn clock(mut self, clock: impl Clock) -> Self {
+        self.clock = Arc::new(clock);
+        self
+    }
+
+    /// Does not wait for the disk at each commit: answered calls survive the death of the process,
+    /// but not the loss of power.
+    #[must_use]
+    pub fn synchronous_normal(mut self) -> Self {
+        self.full = false;
+        self
+    }
+
+    /// No writer thread: each call runs at once on the caller's. For simulations on virtual time.
+    #[must_use]
+    pub fn inline(mut self) -> Self {
+        self.inline = true;
+        self
+    }
+
+    /// How long a call waits for another process's transaction before it answers
+    /// [`Contended`](ErrorKind::Contended). 30 s unless changed.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+}
+
+impl Default for SqliteOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A store in one SQLite file. Clones share the writer; the last one to go stops it.
+#[derive(Clone)]
+pub struct SqliteStore {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    path: PathBuf,
+    options: SqliteOptions,
+    engine: Engine,
+    wakers: Arc<Wakers>,
+    poll: Arc<Poll>,
+    readers: Mutex<Vec<Connection>>,
+    commits: Arc<AtomicU64>,
+}
+
+enum Engine {
+    Thread {
+        calls: Mutex<Option<mpsc::Sender<Call>>>,
+        thread: Mutex<Option<JoinHandle<()>>>,
+    },
+    Inline(Box<Mutex<Option<Writer>>>),
+}
+
+impl SqliteStore {
+    /// Opens a file, which is made if it is not there.
+    ///
+    /// # Errors
+    /// `Contended`, `Corrupt`, `TooNew`, `ReadOnly`, `Full`, `Unavailable`: each says what to do.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::with(path, SqliteOptions::new())
+    }
+
+    /// Opens a file with options. Blocks while another process has the write lock.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn with(path: impl AsRef<Path>, options: SqliteOptions) -> Result<Self> {
+        Self::start(path.as_ref(), options).map_err(|fault| at(Verb::Open, fault.into_error()))
+    }
+
+    fn start(path: &Path, options: SqliteOptions) -> Done<Self> {
+        let db = migrate::connect(path, true, options.full)?;
+        let mut turn = Turn::new(path);
+        migrate::prepare(&db, &mut turn, options.patience, || options.clock.now())?;
+        let commits = Arc::new(AtomicU64::new(0));
+        let writer = Writer {
+            db,
+            turn,
+            path: path.to_owned(),
+            namespace: options.namespace.as_str().to_owned(),
+            clock: Arc::clone(&options.clock),
+            patience: options.patience,
+            commits: Arc::clone(&commits),
+            kinds: Kinds::default(),
+        };
+        let wakers = Arc::new(Wakers::default());
+        let engine = if options.inline {
+            Engine::Inline(Box::new(Mutex::new(Some(writer))))
+        } else {
+            let (calls, received) = mpsc::channel();
+            let ringing = Arc::clone(&wakers);
+            let thread = std::thread::Builder::new()
+                .name("leasehold-sqlite".into())
+                .spawn(move || writer.serve(&received, |bells| ring(&ringing, bells)))
+                .map_err(|error| {
+                    let why = "the system gave no thread for the writer";
+                    Fault::Broken(Error::new(ErrorKind::Unavailable, why).caused_by(error))
+                })?;
+            Engine::Thread {
+                calls: Mutex::new(Some(calls)),
+                thread: Mutex::new(Some(thread)),
+            }
+        };
+        let shared = Shared {
+            path: path.to_owned(),
+            options,
+            engine,
+            wakers,
+            poll: Arc::default(),
+            readers: Mutex::default(),
+            commits,
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// Transactions that this handle and its clones have committed: with merging, fewer than calls.
+    pub fn commits(&self) -> u64 {
+        self.shared.commits.load(Ordering::Relaxed)
+    }
+
+    /// Answers the calls that wait, then stops. Later calls on any clone answer
+    /// [`Closed`](ErrorKind::Closed). Dropping the last clone does the same.
+    pub fn close(&self) {
+        self.shared.close();
+    }
+
+    async fn call(&self, work: Work) -> Result<Reply> {
+        let verb = work.verb();
+        match &self.shared.engine {
+            Engine::Thread { calls, .. } => {
+                let (reply, answer) = oneshot::channel();
+                let sent = lock(calls)
+                    .as_ref()
+                    .is_some_and(|calls| calls.send(Call { work, reply }).is_ok());
+                if !sent {
+                    return Err(at(verb, closed()));
+                }
+                answer.await.unwrap_or_else(|_| Err(at(verb, closed())))
+            }
+            Engine::Inline(writer) => {
+                let mut writer = lock(writer);
+                let Some(writer) = writer.as_mut() else {
+                    return Err(at(verb, closed()));
+                };
+                let (mut answers, bells) = writer.run(&[&work]);
+                ring(&self.shared.wakers, bells);
+                let answer = answers.pop().unwrap_or_else(|| Err(strange()));
+                answer.map_err(|error| at(verb, error))
+            }
+        }
+    }
+
+    /// Runs a read on a connection of its own, where it blocks no runtime.
+    async fn read<T: Send + 'static>(
+        &self,
+        verb: Verb,
+        read: impl FnOnce(&mut Tx<'_>, Timestamp) -> Done<T> + Send + 'static,
+    ) -> Result<T> {
+        let shared = Arc::clone(&self.shared);
+        if shared.options.inline {
+            return shared.read(read).map_err(|error| at(verb, error));
+        }
+        let done = tokio::task::spawn_blocking(move || shared.read(read)).await;
+        done.unwrap_or_else(|_| Err(strange()))
+            .map_err(|error| at(verb, error))
+    }
+
+    async fn look(
+        &self,
+        queues: &[QueueName],
+        suspects: bool,
+    ) -> Result<(bool, Option<Timestamp>)> {
+        let queues = queues.to_vec();
+        self.read(Verb::Wait, move |tx, _| tx.look(&queues, suspects))
+            .await
+    }
+}
+
+impl Shared {
+    fn read<T>(&self, read: impl FnOnce(&mut Tx<'_>, Timestamp) -> Done<T>) -> Result<T> {
+        if self.is_closed() {
+            return Err(closed());
+        }
+        let idle = lock(&self.readers).pop();
+        let db = match idle {
+            Some(db) => db,
+            None => {
+                migrate::connect(&self.path, false, self.options.full).map_err(Fault::into_error)?
+            }
+        };
+        let answer = self.snapshot(&db, read);
+        let mut readers = lock(&self.readers);
+        if readers.len() < READERS && db.is_autocommit() {
+            readers.push(db);
+        }
+        answer.map_err(Fault::into_error)
+    }
+
+    fn snapshot<T>(
+        &self,
+        db: &Connection,
+        read: impl FnOnce(&mut Tx<'_>, Timestamp) -> Done<T>,
+    ) -> Done<T> {
+        db.execute_batch("BEGIN")?;
+        let mut kinds = Kinds::default();
+        let mut tx = Tx::new(db, self.options.namespace.as_str(), &mut kinds);
+        let answer = read(&mut tx, self.options.clock.now());
+        db.execute_batch("COMMIT")?;
+        answer
+    }
+
+    fn is_closed(&self) -> bool {
+        match &self.engine {
+            Engine::Thread { calls, .. } => lock(calls).is_none(),
+            Engine::Inline(writer) => lock(writer).is_none(),
+        }
+    }
+
+    fn close(&self) {
+        match &self.engine {
+            Engine::Thread { calls, thread } => {
+                drop(lock(calls).take());
+                let thread = lock(thread).take();
+                // A writer that panicked has answered nobody; there is nothing left to tell.
+                let _ = thread.map(JoinHandle::join);
+            }
+            Engine::Inline(writer) => drop(lock(writer).take()),
+        }
+        lock(&self.readers).clear();
+        self.wakers.wake_all();
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteStore")
+            .field("path", &self.shared.path)
+            .field("options", &self.shared.options)
+            .finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    fn name(&self) -> &'static str {
+        "sqlite"
+    }
+
+    async fn dedicated(&self) -> Result<Arc<dyn Store>> {
+        // The writer has a thread of its own already.
+        Ok(Arc::new(self.clone()))
+    }
+
+    async fn open_session(&self) -> Result<SessionId> {
+        match self.call(Work::OpenSession).await? {
+            Reply::Opened(session) => Ok(session),
+            _ => Err(strange()),
+        }
+    }
+
+    async fn enqueue(&self, request: EnqueueRequest) -> Result<Vec<Enqueued>> {
+        request.validate().map_err(|e| at(Verb::Enqueue, e))?;
+        match self.call(Work::Enqueue(request)).await? {
+            Reply::Enqueued(answers) => Ok(answers),
+            _ => Err(strange()),
+        }
+    }
+
+    async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
+        request.validate().map_err(|e| at(Verb::Claim, e))?;
+        match self.call(Work::Claim(request)).await? {
+            Reply::Claimed(claimed) => Ok(claimed),
+            _ => Err(strange()),
+        }
+    }
+
+    async fn renew(&self, beats: Vec<Beat>) -> Result<Vec<Renewal>> {
+        Beat::validate_all(&beats).map_err(|e| at(Verb::Renew, e))?;
+        match self.call(Work::Renew(beats)).await? {
+            Reply::Renewed(renewals) => Ok(renewals),
+            _ => Err(strange()),
+        }
+    }
+
+    async fn settle(&self, request: SettleRequest) -> Result<Vec<Verdict>> {
+        request.validate().map_err(|e| at(Verb::Settle, e))?;
+        match self.call(Work::Settle(request)).await? {
+            Reply::Settled(verdicts) => Ok(verdicts),
+            _ => Err(strange()),
+        }
+    }
+
+    async fn checkpoint(&self, request: CheckpointRequest) -> Result<Vec<Checkpointed>> {
+        request.validate().map_err(|e| at(Verb::Checkpoint, e))?;
+        match self.call(Work::Checkpoint(request)).await? {
+            Reply::Checkpointed(answers) => Ok(answers),
+            _ => Err(strange()),
+        }
+    }
+
+    async fn reap(&self, request: ReapRequest) -> Result<Vec<Expiry>> {
+        bounded("max", request.max, limits::STEP_JOBS).map_err(|e| at(Verb::Reap, e))?;
+        match self.call(Work::Reap(request)).await? {
+            Reply::Expired(expired) => Ok(expired),
+            _ => Err(strange()),
+        }
+    }
+
+    async fn control(&self, request: ControlRequest) -> Result<Controlled> {
+        request.validate().map_err(|e| at(Verb::Control, e))?;
+        match self.call(Work::Control(request)).await? {
+            Reply::Controlled(answer) => Ok(answer),
+            _ => Err(strange()),
+        }
+    }
+
+    async fn inspect(&self, query: Query) -> Result<View> {
+        self.read(Verb::Inspect, move |tx, now| tx.inspect(&query, now))
+            .await
+    }
+
+    async fn wait(&self, queues: &[QueueName], suspects: bool, limit: Duration) -> Result<()> {
+        // The bell is hung up before the look, so that no job slips in between.
+        let mut bell = self.shared.wakers.sleep(queues, suspects);
+        let mut elsewhere = self.shared.poll.subscribe();
+        let (work, due) = self.look(queues, suspects).await?;
+        if work {
+            return Ok(());
+        }
+        if self.shared.options.inline {
+            let _ = tokio::time::timeout(limit, bell).await;
+            return Ok(());
+        }
+        let _sleeping = self.shared.poll.start(&self.shared.path);
+        let until = tokio::time::sleep_until(monotonic() + limit);
+        tokio::pin!(until);
+        loop {
+            tokio::select! {
+                _ = &mut bell => return Ok(()),
+                () = &mut until => return Ok(()),
+                _ = elsewhere.changed() => {
+                    let (work, now_due) = self.look(queues, suspects).await?;
+                    let earlier = now_due.is_some_and(|at| due.is_none_or(|due| at < due));
+                    if work || earlier {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    async fn prune(&self, request: PruneRequest) -> Result<u64> {
+        bounded("max", request.max, limits::CALL_ITEMS).map_err(|e| at(Verb::Prune, e))?;
+        match self.call(Work::Prune(request)).await? {
+            Reply::Pruned(pruned) => Ok(pruned),
+            _ => Err(strange()),
+        }
+    }
+}
+
+fn ring(wakers: &Wakers, bells: Vec<Bell>) {
+    for (queue, suspect, jobs) in bells {
+        wakers.wake(&queue, suspect, jobs);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // What is locked here stays whole whatever panics: the file is only changed by commits.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::Closed, "the store handle was closed")
+}
+
+fn strange() -> Error {
+    Error::new(
+        ErrorKind::Unexpected,
+        "the writer answered another question",
+    )
+}

@@ -1,0 +1,263 @@
+//! The one writer of a store handle: merges all waiting calls into one transaction.
+//!
+//! Calls that wait together share a commit, and so one `fsync`. Renewals go first, so that no lease
+//! is lost behind a large enqueue; claims go last, so that they see what the others made ready. A
+//! call that is refused leaves its neighbours alone. If a call breaks the transaction, it is rolled
+//! back and each call runs again in one of its own: only the broken one gets the error.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use rusqlite::Connection;
+use tokio::sync::oneshot;
+
+use super::fault::{Done, Fault};
+use super::turn::Turn;
+use super::tx::{Bell, Tx};
+use crate::clock::{Clock, Timestamp, monotonic};
+use crate::error::{Error, Result, Verb};
+use crate::lease::Verdict;
+use crate::store::record::Kinds;
+use crate::store::{
+    Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
+    EnqueueRequest, Enqueued, Expiry, PruneRequest, ReapRequest, Renewal, SessionId, SettleRequest,
+};
+
+/// Calls in one transaction.
+const BATCH_CALLS: usize = 1_024;
+/// Work in one transaction: what is over waits for the next, and other processes have their turn.
+const BATCH_TIME: Duration = Duration::from_millis(20);
+/// How often the log's size is looked at, in commits, and from which size on it is cut back.
+const LOG_EVERY: u64 = 64;
+const LOG_BYTES: u64 = 128 * 1024 * 1024;
+
+/// What a call wants.
+pub(super) enum Work {
+    OpenSession,
+    Enqueue(EnqueueRequest),
+    Claim(ClaimRequest),
+    Renew(Vec<Beat>),
+    Settle(SettleRequest),
+    Checkpoint(CheckpointRequest),
+    Reap(ReapRequest),
+    Control(ControlRequest),
+    Prune(PruneRequest),
+}
+
+/// What it gets.
+pub(super) enum Reply {
+    Opened(SessionId),
+    Enqueued(Vec<Enqueued>),
+    Claimed(Claimed),
+    Renewed(Vec<Renewal>),
+    Settled(Vec<Verdict>),
+    Checkpointed(Vec<Checkpointed>),
+    Expired(Vec<Expiry>),
+    Controlled(Controlled),
+    Pruned(u64),
+}
+
+/// A call that waits for the writer.
+pub(super) struct Call {
+    pub(super) work: Work,
+    pub(super) reply: oneshot::Sender<Result<Reply>>,
+}
+
+impl Work {
+    pub(super) fn verb(&self) -> Verb {
+        match self {
+            Self::OpenSession => Verb::Open,
+            Self::Enqueue(_) => Verb::Enqueue,
+            Self::Claim(_) => Verb::Claim,
+            Self::Renew(_) => Verb::Renew,
+            Self::Settle(_) => Verb::Settle,
+            Self::Checkpoint(_) => Verb::Checkpoint,
+            Self::Reap(_) => Verb::Reap,
+            Self::Control(_) => Verb::Control,
+            Self::Prune(_) => Verb::Prune,
+        }
+    }
+
+    fn rank(&self) -> u8 {
+        match self {
+            Self::Renew(_) => 0,
+            Self::OpenSession | Self::Settle(_) | Self::Checkpoint(_) => 1,
+            Self::Enqueue(_) | Self::Reap(_) | Self::Control(_) | Self::Prune(_) => 2,
+            Self::Claim(_) => 3,
+        }
+    }
+}
+
+pub(super) struct Writer {
+    pub(super) db: Connection,
+    pub(super) turn: Turn,
+    pub(super) path: PathBuf,
+    pub(super) namespace: String,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) patience: Duration,
+    pub(super) commits: Arc<AtomicU64>,
+    pub(super) kinds: Kinds,
+}
+
+/// Answers for the first calls of a batch, and whom to wake.
+pub(super) type Ran = (Vec<Result<Reply>>, Vec<Bell>);
+
+/// Why a transaction did not happen.
+enum Unrun {
+    /// A call broke it: nothing was applied.
+    Broken(Error),
+    /// It could not begin, or its end is not known.
+    Whole(Error),
+}
+
+impl Writer {
+    /// Serves calls until the last sender is gone.
+    pub(super) fn serve(mut self, calls: &Receiver<Call>, ring: impl Fn(Vec<Bell>)) {
+        let mut waiting: Vec<Call> = Vec::new();
+        loop {
+            if waiting.is_empty() {
+                let Ok(call) = calls.recv() else { break };
+                waiting.push(call);
+            }
+            let room = BATCH_CALLS.saturating_sub(waiting.len());
+            waiting.extend(calls.try_iter().take(room));
+            waiting.sort_by_key(|call| call.work.rank());
+            let works: Vec<&Work> = waiting.iter().map(|call| &call.work).collect();
+            let (answers, bells) = self.run(&works);
+            let answered = answers.len();
+            for (call, answer) in waiting.drain(..answered).zip(answers) {
+                let verb = call.work.verb();
+                // Who no longer listens treats the call as unknown.
+                let _ = call.reply.send(answer.map_err(|error| at(verb, error)));
+            }
+            ring(bells);
+            self.trim_log();
+        }
+    }
+
+    /// Runs the first of the calls, as many as fit into one transaction.
+    pub(super) fn run(&mut self, works: &[&Work]) -> Ran {
+        match self.transaction(works) {
+            Ok(ran) => ran,
+            Err(Unrun::Broken(_)) if works.len() > 1 => self.run_apart(works),
+            Err(Unrun::Broken(error) | Unrun::Whole(error)) => {
+                let answers = works.iter().map(|_| Err(error.duplicate()));
+                (answers.collect(), Vec::new())
+            }
+        }
+    }
+
+    fn run_apart(&mut self, works: &[&Work]) -> Ran {
+        let mut answers = Vec::with_capacity(works.len());
+        let mut bells = Vec::new();
+        for work in works {
+            match self.transaction(&[*work]) {
+                Ok((answer, rung)) => {
+                    answers.extend(answer);
+                    bells.extend(rung);
+                }
+                Err(Unrun::Broken(error) | Unrun::Whole(error)) => answers.push(Err(error)),
+            }
+        }
+        (answers, bells)
+    }
+
+    fn transaction(&mut self, works: &[&Work]) -> Result<Ran, Unrun> {
+        self.turn
+            .begin(&self.db, self.patience)
+            .map_err(|fault| Unrun::Whole(fault.into_error()))?;
+        let ran = self.apply_all(works);
+        let ran = match ran {
+            Ok(ran) => match self.db.execute_batch("COMMIT") {
+                Ok(()) => {
+                    self.commits.fetch_add(1, Ordering::Relaxed);
+                    Ok(ran)
+                }
+                Err(error) => Err(Unrun::Whole(Fault::from(error).into_error())),
+            },
+            Err(fault) => Err(Unrun::Broken(fault.into_error())),
+        };
+        if ran.is_err() && !self.db.is_autocommit() {
+            // The engine rolls back by itself when the connection goes.
+            let _ = self.db.execute_batch("ROLLBACK");
+        }
+        self.turn.done(&self.db);
+        ran
+    }
+
+    fn apply_all(&mut self, works: &[&Work]) -> Done<Ran> {
+        let started = monotonic();
+        let mut tx = Tx::new(&self.db, &self.namespace, &mut self.kinds);
+        let mut answers = Vec::with_capacity(works.len());
+        for work in works {
+            if !answers.is_empty() && monotonic() - started > BATCH_TIME {
+                break;
+            }
+            // The time is asked under the write lock, so that its order is the order of the steps.
+            match apply(&mut tx, work, self.clock.now()) {
+                Ok(reply) => answers.push(Ok(reply)),
+                Err(Fault::Refused(error)) => answers.push(Err(error)),
+                Err(broken) => return Err(broken),
+            }
+        }
+        Ok((answers, tx.finish()?))
+    }
+
+    /// Cuts a log back that others kept from being reused: under steady load from several
+    /// processes there is always a last page that is not yet in the file.
+    fn trim_log(&mut self) {
+        if !self
+            .commits
+            .load(Ordering::Relaxed)
+            .is_multiple_of(LOG_EVERY)
+        {
+            return;
+        }
+        let mut log = self.path.as_os_str().to_owned();
+        log.push("-wal");
+        let long = std::fs::metadata(log).is_ok_and(|log| log.len() > LOG_BYTES);
+        if long {
+            // If a reader is in the way, the next time will do.
+            let _ = self
+                .db
+                .query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()));
+        }
+    }
+}
+
+fn apply(tx: &mut Tx<'_>, work: &Work, now: Timestamp) -> Done<Reply> {
+    Ok(match work {
+        Work::OpenSession => Reply::Opened(tx.open_session(now)?),
+        Work::Enqueue(request) => Reply::Enqueued(tx.enqueue(request, now)?),
+        Work::Claim(request) => {
+            // They stand whatever becomes of the claim.
+            let settled = match &request.settle {
+                Some(settle) => tx.settle(settle, now).map_err(|fault| match fault {
+                    Fault::Refused(error) => Fault::Refused(at(Verb::Settle, error)),
+                    broken @ Fault::Broken(_) => broken,
+                })?,
+                None => Vec::new(),
+            };
+            let mut claimed = tx.claim(request, now)?;
+            claimed.settled = settled;
+            Reply::Claimed(claimed)
+        }
+        Work::Renew(beats) => {
+            let renewals = beats.iter().map(|beat| tx.renew(beat, now));
+            Reply::Renewed(renewals.collect::<Done<_>>()?)
+        }
+        Work::Settle(request) => Reply::Settled(tx.settle(request, now)?),
+        Work::Checkpoint(request) => Reply::Checkpointed(tx.checkpoint(request, now)?),
+        Work::Reap(request) => Reply::Expired(tx.reap(request, now)?),
+        Work::Control(request) => Reply::Controlled(tx.control(request, now)?),
+        Work::Prune(request) => Reply::Pruned(tx.prune(request, now)?),
+    })
+}
+
+/// Names the verb and the store in an error.
+pub(super) fn at(verb: Verb, error: Error) -> Error {
+    error.during(verb).in_store("sqlite")
+}

@@ -1,5 +1,7 @@
 //! Background work under leases.
 
+#[cfg(feature = "cli")]
+pub mod cli;
 mod client;
 pub mod clock;
 mod context;

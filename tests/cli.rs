@@ -1,0 +1,1 @@
+//! The `leasehold` command, as a process.

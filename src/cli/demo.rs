@@ -5,7 +5,7 @@
 //! balance, no job may be lost, and what the woken worker still believed must have been refused.
 
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::json;
@@ -13,6 +13,7 @@ use serde_json::json;
 use super::demo_stage::{Gone, Stage};
 use super::demo_worker::Errand;
 use super::out::{self, Paint};
+use super::scratch::Scratch;
 use super::{Done, Trouble};
 use crate::client::Client;
 use crate::clock::Timestamp;
@@ -46,7 +47,7 @@ pub(super) struct Args {
 }
 
 pub(super) async fn run(args: &Args, json: bool) -> Done {
-    let scratch = Scratch::new("leasehold-demo", args.keep)?;
+    let scratch = Scratch::new(&std::env::temp_dir(), "leasehold-demo", args.keep)?;
     let story = tell(scratch.path());
     let ending = tokio::select! {
         ending = story => ending?,
@@ -285,33 +286,6 @@ impl Ending {
         }
         let broken: Vec<_> = broken.iter().map(|(_, what)| *what).collect();
         Err(Trouble::Failed(format!("demo: {}", broken.join("; "))))
-    }
-}
-
-/// A directory that is gone with its guard.
-pub(super) struct Scratch {
-    path: PathBuf,
-    keep: bool,
-}
-
-impl Scratch {
-    pub(super) fn new(name: &str, keep: bool) -> Result<Self, Trouble> {
-        let path = std::env::temp_dir().join(format!("{name}-{}", JobId::generate()));
-        std::fs::create_dir(&path)
-            .map_err(|error| Trouble::Failed(format!("{}: {error}", path.display())))?;
-        Ok(Self { path, keep })
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.path
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        if !self.keep {
-            let _ = std::fs::remove_dir_all(&self.path);
-        }
     }
 }
 

@@ -6,10 +6,10 @@
 //! | file | command |
 //! |---|---|
 //! | `demo`, `demo_stage`, `demo_view`, `demo_worker` | `leasehold demo` |
-//! | `bench`, `bench_raw` | `leasehold bench` |
+//! | `bench`, `bench_run`, `bench_raw` | `leasehold bench` |
 //! | `enqueue` | `leasehold enqueue` |
 //! | `stats` | `leasehold stats` |
-//! | `out` | how things are printed |
+//! | `out`, `scratch` | how things are printed; a directory for what must not stay |
 
 use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
@@ -22,12 +22,14 @@ use crate::error::{Error, ErrorKind};
 
 mod bench;
 mod bench_raw;
+mod bench_run;
 mod demo;
 mod demo_stage;
 mod demo_view;
 mod demo_worker;
 mod enqueue;
 mod out;
+mod scratch;
 mod stats;
 
 const EXIT_CODES: &str = "\

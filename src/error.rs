@@ -111,6 +111,7 @@ impl ErrorKind {
         matches!(
             self,
             Self::Contended
+                | Self::Full
                 | Self::TokensAhead
                 | Self::SessionLost
                 | Self::InvalidInput

@@ -317,7 +317,7 @@ impl Grant {
 /// What a store says to a holder: this lease is yours, or it is not.
 ///
 /// An answer, not an error: `?` cannot swallow "you are fenced".
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[must_use = "a fenced call did nothing"]
 pub enum Verdict {
     /// The lease was the caller's, and the call took effect.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::fence::Stop;
@@ -83,7 +84,7 @@ impl Pace {
             return;
         }
         let rate = (finished - self.finished) as f64 / elapsed.as_secs_f64();
-        self.per_second = (self.per_second + rate) / 2.0;
+        self.per_second = f64::midpoint(self.per_second, rate);
         self.finished = finished;
         self.since = now;
     }
@@ -152,12 +153,16 @@ impl Claimer {
         let limit = self.next.clamp(Duration::from_millis(1), LONGEST_SLEEP);
         let queues: Vec<QueueName> = pool.queues.iter().map(|queue| queue.name.clone()).collect();
         let wait = pool.store().wait(&queues, pool.suspects.is_free(), limit);
+        let sleep = async {
+            // A store that cannot tell, or does not come back, costs no more than the longest sleep.
+            if let Ok(Err(_)) = tokio::time::timeout(LONGEST_SLEEP, wait).await {
+                tokio::time::sleep(limit).await;
+            }
+        };
         tokio::select! {
             biased;
             () = pool.drain.cancelled() => {}
-            result = wait => if result.is_err() {
-                tokio::time::sleep(limit).await;
-            },
+            () = sleep => {}
         }
     }
 
@@ -213,7 +218,7 @@ impl Claimer {
             Some(ride) => ride.reserve().await.ok(),
             None => None,
         };
-        let rode = AtomicBool::new(false);
+        let along = AtomicBool::new(false);
         let call = self
             .lane
             .call(Duration::MAX, |store: Arc<dyn Store>, request| {
@@ -221,7 +226,7 @@ impl Claimer {
                 let settle = riders
                     .clone()
                     .filter(|riders| riders.request.session == request.session);
-                rode.store(settle.is_some(), Ordering::Relaxed);
+                along.store(settle.is_some(), Ordering::Relaxed);
                 let request = ClaimRequest {
                     request,
                     owner: Arc::clone(&pool.owner),
@@ -241,7 +246,7 @@ impl Claimer {
         };
         match answer {
             Answer::Known(claimed) => {
-                if let Some(ride) = ride.take_if(|_| rode.load(Ordering::Relaxed)) {
+                if let Some(ride) = ride.take_if(|_| along.load(Ordering::Relaxed)) {
                     ride.arrived(&pool, &claimed.settled);
                 }
                 Some(claimed)
@@ -269,12 +274,17 @@ impl Claimer {
                 continue;
             };
             pool.observers.emit(|| Event::Claimed { grant: &grant });
-            let guard = pool.queues[queue].terms.guard().min(grant.term / 4);
+            let terms = &pool.queues[queue].terms;
+            let guard = terms.guard().min(grant.term / 4);
+            let is_short = grant.term < terms.term;
             let held = pool.board.hold(queue, grant, sent, guard, &pool.clock);
             for lease in &held.leases {
                 if let Some(kind) = pool.kinds.get(lease.job.kind.as_str()) {
                     kind.meters[queue].granted(1);
                 }
+            }
+            if is_short {
+                pool.short_term.iter().for_each(Notify::notify_one);
             }
             pool.fill((0..held.leases.len()).map(|index| Waiting {
                 held: Arc::clone(&held),

@@ -39,6 +39,7 @@ impl Session {
             id: None,
             number,
             seq: 0,
+            waits_for_room: true,
         }
     }
 
@@ -62,6 +63,8 @@ pub(crate) struct Lane {
     id: Option<SessionId>,
     number: u32,
     seq: u64,
+    /// Whether a full store is worth waiting for. It is for whoever holds leases.
+    waits_for_room: bool,
 }
 
 /// How a repeated call ended.
@@ -76,6 +79,12 @@ pub(crate) enum Answer<T> {
 }
 
 impl Lane {
+    /// A lane whose caller wants to hear at once that the store is full.
+    pub(crate) fn told_when_full(mut self) -> Self {
+        self.waits_for_room = false;
+        self
+    }
+
     /// Makes one call, and repeats it until it is answered or `limit` has passed.
     pub(crate) async fn call<T, F>(
         &mut self,
@@ -114,7 +123,8 @@ impl Lane {
                     }
                 }
             };
-            let worth_it = error.is_transient()
+            let full = error.kind() == ErrorKind::Full && !self.waits_for_room && !in_doubt;
+            let worth_it = (error.is_transient() && !full)
                 || error.kind() == ErrorKind::SessionLost
                 || (in_doubt && error.kind() == ErrorKind::Unexpected);
             if !worth_it {

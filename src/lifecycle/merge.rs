@@ -59,9 +59,14 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Merger<T, A> {
         safe_again: bool,
         send: impl Deliver<T, A> + Send + Sync + 'static,
     ) -> Arc<Self> {
+        let lane = if safe_again {
+            session.lane()
+        } else {
+            session.lane().told_when_full()
+        };
         let waiting = Waiting {
             entries: VecDeque::new(),
-            lane: Some(session.lane()),
+            lane: Some(lane),
         };
         let waiting = Mutex::new(waiting);
         Arc::new(Self {

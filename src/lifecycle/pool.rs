@@ -91,6 +91,8 @@ pub(crate) struct Pool {
     pub(crate) room: Notify,
     /// While the claimer sleeps for want of room: how few buffered leases are worth waking it.
     pub(crate) low_water: AtomicUsize,
+    /// Wakes the renewer's two halves: a grant with a shorter term than usual has arrived.
+    pub(crate) short_term: [Notify; 2],
     /// The pool stops claiming.
     pub(crate) drain: CancellationToken,
     /// When handlers are dropped that have not ended since the drain began.
@@ -145,6 +147,7 @@ impl Pool {
             work: Notify::new(),
             room: Notify::new(),
             low_water: AtomicUsize::new(0),
+            short_term: Default::default(),
             drain: CancellationToken::new(),
             drain_at: OnceLock::new(),
             give_up: CancellationToken::new(),
@@ -173,13 +176,9 @@ impl Pool {
         self.buffered.store(buffer.len(), Ordering::Release);
         drop(buffer);
         // Each of them wakes another as soon as its handler waits for something.
-        for _ in 0..added.min(self.parallelism()) {
+        for _ in 0..added.min(parallelism()) {
             self.work.notify_one();
         }
-    }
-
-    fn parallelism(&self) -> usize {
-        tokio::runtime::Handle::try_current().map_or(1, |handle| handle.metrics().num_workers())
     }
 
     pub(crate) fn buffered(&self) -> usize {
@@ -275,6 +274,10 @@ impl Pool {
             self.suspects.leave();
         }
     }
+}
+
+fn parallelism() -> usize {
+    tokio::runtime::Handle::try_current().map_or(1, |handle| handle.metrics().num_workers())
 }
 
 /// Lets one suspect into a process at a time, whatever the number of its pools.

@@ -47,7 +47,10 @@ async fn watch(pool: &Arc<Pool>) {
                 next = next.min(until);
             }
         }
-        tokio::time::sleep_until(next).await;
+        tokio::select! {
+            () = tokio::time::sleep_until(next) => {}
+            () = pool.short_term[0].notified() => {}
+        }
     }
 }
 
@@ -55,34 +58,37 @@ async fn watch(pool: &Arc<Pool>) {
 async fn beat(pool: &Arc<Pool>, store: &dyn Store) {
     let interval = interval(pool);
     let mut failures: u32 = 0;
+    let mut next = monotonic() + interval.mul_f64(fastrand::f64());
     loop {
-        let pause = match failures {
-            // Jitter keeps the renewers of a fleet apart. Early, never late.
-            0 => interval.mul_f64(0.85 + 0.15 * fastrand::f64()),
-            n => {
-                spread((interval / 16).saturating_mul(1 << n.min(3))).max(Duration::from_millis(1))
-            }
-        };
-        tokio::time::sleep(shortest_term(pool).min(pause)).await;
+        tokio::select! {
+            () = tokio::time::sleep_until(next.min(first_short_term(pool, interval))) => {}
+            () = pool.short_term[1].notified() => continue,
+        }
         failures = if tick(pool, store, interval).await {
             0
         } else {
             failures + 1
         };
+        let pause = match failures {
+            // Jitter keeps the renewers of a fleet apart. Early, never late.
+            0 => interval.mul_f64(0.85 + 0.15 * fastrand::f64()),
+            n => spread((interval / 16).saturating_mul(1 << n.min(3))).max(SHORTEST_PAUSE),
+        };
+        next = monotonic() + pause;
     }
 }
 
-/// Jobs with short terms of their own are renewed at a third of those.
-fn shortest_term(pool: &Pool) -> Duration {
-    let terms = pool
-        .board
-        .grants()
-        .into_iter()
-        .map(|held| held.grant.term / 3);
-    terms
-        .min()
-        .unwrap_or(Duration::MAX)
-        .max(Duration::from_millis(1))
+/// Between two calls, whatever fails.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+
+/// When the first job with a short term of its own is due: at a third of that.
+fn first_short_term(pool: &Pool, interval: Duration) -> Instant {
+    let grants = pool.board.grants().into_iter();
+    let short = grants.filter(|held| held.grant.term / 3 < interval);
+    let first = short.map(|held| held.renewed() + held.grant.term / 3).min();
+    // A grant that could not be renewed in time is not asked for in a hot loop.
+    let soonest = monotonic() + SHORTEST_PAUSE;
+    first.map_or(soonest + interval, |first| first.max(soonest))
 }
 
 /// One call for everything that is due. False if the store did not answer.

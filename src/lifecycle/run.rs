@@ -62,8 +62,8 @@ pub(crate) async fn slot(pool: Arc<Pool>) {
 
 async fn work(pool: &Arc<Pool>, held: Arc<Held>, index: usize) {
     let lease = &held.leases[index];
-    if lease.stopped().is_some() {
-        // Lost, cancelled or drained while it waited for a slot: it never starts.
+    if lease.stopped().is_some() || pool.draining() {
+        // Lost or cancelled while it waited for a slot, or too late for this worker.
         settle::hand_in(pool, &held, index, Ran::Dropped, Duration::ZERO);
         return;
     }

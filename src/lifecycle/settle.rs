@@ -59,7 +59,7 @@ impl Outbox {
     fn push(&self, done: Done) {
         let mut waiting = self.lock();
         waiting.push(done);
-        if waiting.len() % BATCH == 0 {
+        if waiting.len().is_multiple_of(BATCH) {
             self.bell.notify_one();
         }
     }

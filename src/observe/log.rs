@@ -28,7 +28,7 @@ pub(super) fn record(event: &Event<'_>) {
             run,
             outcome,
         } => {
-            let outcome = outcome.map(|outcome| outcome.as_str());
+            let outcome = outcome.map(crate::store::Outcome::as_str);
             debug!(%queue, kind = %job.kind, job = %job.id, %token, ?run, ?outcome, "finished");
         }
         Event::Renewed {

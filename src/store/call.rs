@@ -39,7 +39,7 @@ impl SessionId {
 /// A repeat with the same id is the same call: the store answers it with the first answer and
 /// applies it once. One request is in flight per lane, and the store remembers the last answer of
 /// each lane. An older sequence number, or a session that is not open, is refused.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct RequestId {
     /// The session.
     pub session: SessionId,
@@ -80,7 +80,7 @@ impl EnqueueRequest {
 }
 
 /// What became of one enqueued job.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Enqueued {
     /// Stored.
     New(JobId),
@@ -268,7 +268,7 @@ impl Beat {
 }
 
 /// The answer to one beat.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[must_use = "a fenced holder must stop"]
 pub enum Renewal {
     /// The grant lives on.
@@ -410,7 +410,7 @@ impl CheckpointRequest {
 }
 
 /// The answer to one checkpoint.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[must_use = "a fenced checkpoint was not saved"]
 pub enum Checkpointed {
     /// Saved: the next claim of the job gets it.

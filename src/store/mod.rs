@@ -20,6 +20,8 @@ use crate::job::QueueName;
 use crate::lease::Verdict;
 
 mod call;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 pub(crate) mod memory;
 #[cfg(feature = "sqlite")]
 pub(crate) mod record;

@@ -15,6 +15,10 @@ impl State {
     }
 
     fn enqueue_one(&mut self, id: JobId, new: NewJob, now: Timestamp) -> Enqueued {
+        // The client's id is the job: what is there already is not stored a second time.
+        if self.places.contains_key(&id) {
+            return Enqueued::Duplicate(id);
+        }
         let queue = self.queue(&new.queue);
         let job = JobRecord::new(id, new, now);
         if let Some(existing) = self.take_unique(queue, &job, now) {

@@ -85,13 +85,12 @@ impl MemoryStore {
         apply: impl FnOnce(&mut State, Timestamp) -> Result<T>,
     ) -> Result<T> {
         let (mut state, now) = self.lock();
-        let answer = match state.recall(request, now)? {
-            Some(first) => recall(first).ok_or_else(mixed_up)?,
-            None => {
-                let answer = apply(&mut state, now)?;
-                state.remember(request, remember(answer.clone()));
-                answer
-            }
+        let answer = if let Some(first) = state.recall(request, now)? {
+            recall(first).ok_or_else(mixed_up)?
+        } else {
+            let answer = apply(&mut state, now)?;
+            state.remember(request, remember(answer.clone()));
+            answer
         };
         self.ring(&mut state);
         Ok(answer)
@@ -567,7 +566,7 @@ impl State {
         let at = &mut self.queues[queue];
         at.lines[line].insert(place, job);
         at.counts.ready += 1;
-        let suspect = line % 2 == 0;
+        let suspect = line.is_multiple_of(2);
         match self.bells.last_mut() {
             Some((name, same, jobs)) if *name == at.name && *same == suspect => *jobs += 1,
             _ => self.bells.push((at.name.clone(), suspect, 1)),

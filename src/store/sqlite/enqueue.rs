@@ -73,30 +73,43 @@ impl Tx<'_> {
     }
 }
 
-/// An answer is remembered as the number of jobs and its duplicates: the ids of the new ones are in
-/// the repeated request.
+/// Up to this many answers are remembered in full. Of a larger call only the duplicates are: the ids
+/// of the new jobs are in the repeated request, which is the same, and need not be stored twice.
+const IN_FULL: usize = 64;
+
 fn written(answers: &[Enqueued]) -> Vec<u8> {
     let mut out = (answers.len() as u32).to_le_bytes().to_vec();
     for (at, answer) in answers.iter().enumerate() {
-        if let Enqueued::Duplicate(existing) = answer {
-            out.extend_from_slice(&(at as u32).to_le_bytes());
-            out.extend_from_slice(existing.as_bytes());
+        let new = matches!(answer, Enqueued::New(_));
+        if answers.len() <= IN_FULL || !new {
+            // The highest bit: new.
+            out.extend_from_slice(&(at as u32 | u32::from(new) << 31).to_le_bytes());
+            out.extend_from_slice(answer.id().as_bytes());
         }
     }
     out
 }
 
 fn again(first: &[u8], jobs: &[(JobId, NewJob)]) -> Done<Vec<Enqueued>> {
-    let (count, duplicates) = first.split_first_chunk::<4>().ok_or_else(garbled)?;
-    if u32::from_le_bytes(*count) as usize != jobs.len() {
+    let (count, listed) = first.split_first_chunk::<4>().ok_or_else(garbled)?;
+    let count = u32::from_le_bytes(*count) as usize;
+    let mut answers: Vec<Enqueued> = jobs.iter().map(|(id, _)| Enqueued::New(*id)).collect();
+    if count <= IN_FULL {
+        answers = vec![Enqueued::New(JobId::from_bytes([0; 16])); count];
+    } else if count != jobs.len() {
         return Err(mixed_up());
     }
-    let mut answers: Vec<Enqueued> = jobs.iter().map(|(id, _)| Enqueued::New(*id)).collect();
-    for duplicate in duplicates.chunks(20) {
-        let (at, existing) = duplicate.split_first_chunk::<4>().ok_or_else(garbled)?;
-        let existing = existing.first_chunk::<16>().ok_or_else(garbled)?;
-        let answer = answers.get_mut(u32::from_le_bytes(*at) as usize);
-        *answer.ok_or_else(garbled)? = Enqueued::Duplicate(JobId::from_bytes(*existing));
+    for entry in listed.chunks(20) {
+        let (at, id) = entry.split_first_chunk::<4>().ok_or_else(garbled)?;
+        let id = JobId::from_bytes(*id.first_chunk::<16>().ok_or_else(garbled)?);
+        let at = u32::from_le_bytes(*at);
+        let new = at >> 31 == 1;
+        let answer = answers.get_mut((at & (u32::MAX >> 1)) as usize);
+        *answer.ok_or_else(garbled)? = if new {
+            Enqueued::New(id)
+        } else {
+            Enqueued::Duplicate(id)
+        };
     }
     Ok(answers)
 }

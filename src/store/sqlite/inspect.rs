@@ -92,6 +92,8 @@ impl Tx<'_> {
                 .query_map([self.namespace], |row| row.get(0))?
                 .collect::<Result<_, _>>()?,
         };
+        // One more than the page and its end: of the grant in which the last page ended, all may be
+        // over.
         let mut grants: Vec<(i64, i64)> = Vec::new();
         for queue in queues {
             let mut select = self.sql("grants_by_deadline")?;
@@ -102,7 +104,7 @@ impl Tx<'_> {
                     after + 1,
                     filter.owner,
                     filter.task,
-                    rows as i64 + 1
+                    rows as i64 + 2
                 ],
                 |row| Ok((row.get(1)?, row.get(0)?)),
             )?;
@@ -305,7 +307,7 @@ impl Tx<'_> {
         let least = after.saturating_sub(limits::GRANT_LEASES as i64);
         let grants: Vec<i64> = self
             .sql("grants_by_token")?
-            .query_map(params![of, after + 1, least, rows as i64 + 1], |row| {
+            .query_map(params![of, after + 1, least, rows as i64 + 2], |row| {
                 row.get(0)
             })?
             .collect::<Result<_, _>>()?;

@@ -56,6 +56,8 @@ mod renew;
 mod session;
 mod settle;
 mod sql;
+#[cfg(test)]
+mod tests;
 mod turn;
 mod tx;
 mod writer;

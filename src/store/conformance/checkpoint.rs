@@ -1,0 +1,205 @@
+//! checkpoint: saved state never goes back, and reaches the next claim.
+
+use bytes::Bytes;
+
+use super::driver::{Driver, HELD, TERM, bury, complete, job, retry, secs, surrender};
+use crate::error::ErrorKind;
+use crate::job::{JobState, limits};
+use crate::store::{
+    Checkpoint, CheckpointRequest, Checkpointed, Command, LeaseSelect, Renewal, Select,
+};
+
+const SAVED: Checkpointed = Checkpointed::Saved {
+    late: false,
+    cancel: false,
+};
+
+/// The next claim gets what was saved, with the token that wrote it.
+pub async fn the_next_claim_gets_it(d: &Driver) {
+    let held = d.held(job()).await;
+    assert!(held.job.checkpoint.is_none());
+    assert_eq!(d.checkpoint(&held, 3, "half").await, SAVED);
+    d.settled(&held, surrender()).await;
+    let saved = d
+        .claim_one()
+        .await
+        .job
+        .checkpoint
+        .clone()
+        .expect("a checkpoint");
+    assert_eq!(
+        (saved.token, saved.seq, &saved.bytes[..]),
+        (held.token(), 3, &b"half"[..])
+    );
+}
+
+/// It survives expiry, retry and revoke.
+pub async fn it_survives_every_end(d: &Driver) {
+    let held = d.held(job()).await;
+    assert_eq!(d.checkpoint(&held, 1, "kept").await, SAVED);
+    d.expire_all().await;
+    let second = d.claim_one().await;
+    d.settled(&second, retry(secs(0))).await;
+    let third = d.claim_one().await;
+    d.control(Command::Revoke(LeaseSelect::Job(third.id())))
+        .await;
+    let fourth = d.claim_one().await;
+    assert_eq!(
+        fourth.job.checkpoint.clone().expect("a checkpoint").token,
+        held.token()
+    );
+    d.settled(&fourth, bury()).await;
+    d.control(Command::RetryDead(Select::Job(held.id()))).await;
+    let fifth = d.claim_one().await;
+    assert_eq!(fifth.job.checkpoint.clone().expect("a checkpoint").seq, 1);
+}
+
+/// Under one token the sequence must not fall; the same one may be written again.
+pub async fn sequence_never_falls(d: &Driver) {
+    let held = d.held(job()).await;
+    assert_eq!(d.checkpoint(&held, 5, "five").await, SAVED);
+    d.unchanged(async || {
+        let behind = Checkpointed::Behind { seq: 5 };
+        assert_eq!(d.checkpoint(&held, 4, "four").await, behind);
+    })
+    .await;
+    assert_eq!(d.checkpoint(&held, 5, "again").await, SAVED);
+    assert_eq!(d.checkpoint(&held, 6, "six").await, SAVED);
+    let saved = d
+        .view(held.id())
+        .await
+        .job
+        .checkpoint
+        .clone()
+        .expect("a checkpoint");
+    assert_eq!((saved.seq, &saved.bytes[..]), (6, &b"six"[..]));
+}
+
+/// A new token may start its sequence anew.
+pub async fn a_new_token_starts_anew(d: &Driver) {
+    let held = d.held(job()).await;
+    assert_eq!(d.checkpoint(&held, 500, "old").await, SAVED);
+    d.settled(&held, surrender()).await;
+    let next = d.claim_one().await;
+    assert_eq!(d.checkpoint(&next, 0, "new").await, SAVED);
+    let saved = d
+        .view(held.id())
+        .await
+        .job
+        .checkpoint
+        .clone()
+        .expect("a checkpoint");
+    assert_eq!((saved.token, saved.seq), (next.token(), 0));
+}
+
+/// Overdue but unreaped is accepted, and told.
+pub async fn late_is_accepted(d: &Driver) {
+    let held = d.held(job()).await;
+    d.advance(TERM).await;
+    let late = Checkpointed::Saved {
+        late: true,
+        cancel: false,
+    };
+    assert_eq!(d.checkpoint(&held, 1, "late").await, late);
+    assert_eq!(d.renew(held.beat()).await, Renewal::Fenced);
+    d.reap(10).await;
+    assert_eq!(
+        d.claim_one()
+            .await
+            .job
+            .checkpoint
+            .clone()
+            .expect("saved")
+            .seq,
+        1
+    );
+}
+
+/// A cancel is told, and the state is saved all the same.
+pub async fn a_cancel_is_told(d: &Driver) {
+    let held = d.held(job()).await;
+    d.control(Command::Cancel(Select::Job(held.id()))).await;
+    let told = Checkpointed::Saved {
+        late: false,
+        cancel: true,
+    };
+    assert_eq!(d.checkpoint(&held, 1, "x").await, told);
+}
+
+/// A checkpoint is no sign of life: it extends nothing.
+pub async fn it_extends_nothing(d: &Driver) {
+    let held = d.held(job()).await;
+    d.advance(secs(50)).await;
+    assert_eq!(d.checkpoint(&held, 1, "x").await, SAVED);
+    d.advance(secs(10)).await;
+    assert_eq!(d.reap(10).await.len(), 1);
+}
+
+/// One answer each, in order; a stale one spoils no other.
+pub async fn answers_come_in_order(d: &Driver) {
+    d.enqueue_many(2).await;
+    let held = d.claim(2).await;
+    d.settled(&held[0], complete()).await;
+    let point = |at: usize, seq| Checkpoint {
+        receipt: held[at].receipt.clone(),
+        seq,
+        bytes: Bytes::from_static(b"b"),
+    };
+    let checkpoints = vec![point(0, 1), point(1, 2), point(1, 1), point(1, 3)];
+    let request = CheckpointRequest {
+        request: d.request(),
+        checkpoints,
+    };
+    let answers = d.store().checkpoint(request).await.expect("checkpoint");
+    let behind = Checkpointed::Behind { seq: 2 };
+    assert_eq!(answers, [Checkpointed::Fenced, SAVED, behind, SAVED]);
+}
+
+/// Empty state is state.
+pub async fn empty_state_is_state(d: &Driver) {
+    let held = d.held(job().retention(secs(9))).await;
+    assert_eq!(d.checkpoint(&held, 0, "").await, SAVED);
+    assert_eq!(d.settle(&held, complete()).await, HELD);
+    let view = d.view(held.id()).await;
+    assert_eq!(view.state, JobState::Completed);
+    assert!(
+        view.job
+            .checkpoint
+            .clone()
+            .expect("a checkpoint")
+            .bytes
+            .is_empty()
+    );
+}
+
+/// Checkpoints over the limits are refused, and nothing is saved.
+pub async fn limits_are_checked(d: &Driver) {
+    let held = d.held(job()).await;
+    let before = d.snapshot().await;
+    let point = |bytes: usize| Checkpoint {
+        receipt: held.receipt.clone(),
+        seq: 1,
+        bytes: vec![0; bytes].into(),
+    };
+    let most = limits::CHECKPOINT_BYTES;
+    let calls = [
+        ("checkpoint", vec![point(1), point(most + 1)]),
+        ("checkpoints", vec![point(1); limits::CALL_ITEMS + 1]),
+        (
+            "checkpoints",
+            vec![point(most); limits::CALL_BYTES / most + 1],
+        ),
+    ];
+    for (field, checkpoints) in calls {
+        let request = CheckpointRequest {
+            request: d.request(),
+            checkpoints,
+        };
+        let error = d.store().checkpoint(request).await.expect_err(field);
+        assert_eq!(
+            (error.kind(), error.field()),
+            (ErrorKind::InvalidInput, Some(field))
+        );
+    }
+    assert_eq!(d.snapshot().await, before);
+}

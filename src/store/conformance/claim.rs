@@ -1,0 +1,502 @@
+//! claim: expire what is overdue, promote what is due, grant, in this order.
+
+use super::driver::{
+    Driver, HELD, Held, LIFETIME, TERM, bury, complete, job, queue, queue_named, retry, secs,
+    surrender,
+};
+use crate::error::ErrorKind;
+use crate::job::{JobState, limits};
+use crate::lease::{FencingToken, Verdict};
+use crate::store::{ClaimQueue, Command, LeaseSelect, Outcome, Renewal};
+
+/// First come, first served.
+pub async fn serves_in_order_of_arrival(d: &Driver) {
+    let ids = d.enqueue_many(5).await;
+    assert_eq!(d.claim_ids(3).await, ids[..3]);
+    assert_eq!(d.claim_ids(3).await, ids[3..]);
+    assert!(d.claim_ids(3).await.is_empty());
+}
+
+/// Priority 0 first, 7 last, arrival within.
+pub async fn serves_by_priority(d: &Driver) {
+    let mut ids = Vec::new();
+    for priority in [7, 0, 4, 0, 1] {
+        ids.push(d.enqueue(job().priority(priority)).await);
+    }
+    let order = [1, 3, 4, 2, 0].map(|at: usize| ids[at]);
+    assert_eq!(d.claim_ids(9).await, order);
+}
+
+/// Expired jobs go ahead of everything in their priority, in token order.
+pub async fn expired_jobs_go_to_the_front_in_token_order(d: &Driver) {
+    let old = d.enqueue_many(3).await;
+    let held = d.claim(3).await;
+    let new = d.enqueue_many(2).await;
+    d.advance(secs(30)).await;
+    // The first grant is renewed, so that it expires after the second.
+    d.advance(secs(1)).await;
+    let late = d.claim(1).await;
+    assert!(matches!(
+        d.renew(held[0].beat()).await,
+        Renewal::Held { .. }
+    ));
+    d.advance(TERM).await;
+    let got = d.claim_ids(9).await;
+    assert_eq!(got[..3], old[..]);
+    assert_eq!(got[3], late[0].id());
+    assert_eq!(got[4..], new[1..]);
+}
+
+/// A surrendered job goes to the front, several of one step in token order.
+pub async fn surrendered_jobs_go_to_the_front_in_token_order(d: &Driver) {
+    let ids = d.enqueue_many(4).await;
+    let held = d.claim(3).await;
+    let back = vec![(&held[2], surrender()), (&held[0], surrender())];
+    let verdicts = d.store().settle(d.settle_request(back)).await;
+    assert_eq!(verdicts.expect("settle"), [HELD, HELD]);
+    assert_eq!(d.claim_ids(9).await, [ids[0], ids[2], ids[3]]);
+}
+
+/// Each later step goes ahead of the earlier ones.
+pub async fn the_last_step_is_first_at_the_front(d: &Driver) {
+    let ids = d.enqueue_many(3).await;
+    let held = d.claim(3).await;
+    for held in &held {
+        d.settled(held, surrender()).await;
+    }
+    assert_eq!(d.claim_ids(9).await, [ids[2], ids[1], ids[0]]);
+}
+
+/// The front is the front of the job's own priority.
+pub async fn the_front_is_within_the_priority(d: &Driver) {
+    let low = d.held(job().priority(5)).await;
+    let high = d.enqueue(job().priority(1)).await;
+    let peer = d.enqueue(job().priority(5)).await;
+    d.settled(&low, surrender()).await;
+    assert_eq!(d.claim_ids(9).await, [high, low.id(), peer]);
+}
+
+/// Retried jobs wait, and then go to the back.
+pub async fn retried_jobs_go_to_the_back(d: &Driver) {
+    let first = d.held(job()).await;
+    let second = d.enqueue(job()).await;
+    d.settled(&first, retry(secs(1))).await;
+    assert_eq!(d.state(first.id()).await, Some(JobState::Scheduled));
+    d.advance(secs(1)).await;
+    assert_eq!(d.claim_ids(9).await, [second, first.id()]);
+}
+
+/// Due jobs are promoted by (run-at, sequence).
+pub async fn promotes_by_due_time(d: &Driver) {
+    let mut ids = Vec::new();
+    for delay in [3, 1, 2, 1] {
+        ids.push(d.enqueue(job().delay(secs(delay))).await);
+    }
+    d.advance(secs(2)).await;
+    assert_eq!(d.claim_ids(9).await, [ids[1], ids[3], ids[2]]);
+    d.advance(secs(1)).await;
+    assert_eq!(d.claim_ids(9).await, [ids[0]]);
+}
+
+/// A job is due at its time, and not a microsecond before.
+pub async fn promotes_at_the_exact_time(d: &Driver) {
+    let id = d.enqueue(job().delay(secs(5))).await;
+    let instant = std::time::Duration::from_micros(1);
+    d.advance(secs(5) - instant).await;
+    assert!(d.claim_ids(1).await.is_empty());
+    d.advance(instant).await;
+    assert_eq!(d.claim_ids(1).await, [id]);
+}
+
+/// Expired jobs of a claim go ahead of the ready ones, promoted ones behind them.
+pub async fn expires_then_promotes_then_grants(d: &Driver) {
+    let expired = d.held(job()).await.id();
+    let due = d.enqueue(job().delay(secs(10))).await;
+    let ready = d.enqueue(job()).await;
+    d.advance(TERM).await;
+    let claimed = d.claim_as(d.claim_request(9)).await;
+    let got: Vec<_> = Held::all(&claimed).iter().map(Held::id).collect();
+    assert_eq!(got, [expired, ready, due]);
+    assert_eq!(claimed.expired.len(), 1);
+}
+
+/// One claim expires at most 1,000 leases, the oldest first.
+pub async fn expires_a_thousand_in_a_step(d: &Driver) {
+    d.enqueue_many(1_100).await;
+    let first = d.claim(100).await;
+    d.advance(secs(1)).await;
+    d.claim(1_000).await;
+    d.advance(TERM).await;
+    let claimed = d.claim_as(d.claim_request(1)).await;
+    assert_eq!(claimed.expired.len(), limits::STEP_JOBS);
+    let tokens: Vec<_> = claimed.expired.iter().map(|e| e.token).collect();
+    assert!(tokens.is_sorted() && tokens[0] == first[0].token());
+    let claimed = d.claim_as(d.claim_request(1)).await;
+    assert_eq!(claimed.expired.len(), 100);
+}
+
+/// One claim promotes at most 1,000 jobs.
+pub async fn promotes_a_thousand_in_a_step(d: &Driver) {
+    d.enqueue_all(vec![job().delay(secs(1)); 1_100]).await;
+    d.advance(secs(1)).await;
+    let claimed = d.claim_as(d.claim_request(1)).await;
+    assert_eq!(d.queue().await.counts.scheduled, 100);
+    assert_eq!(claimed.next_due, Some(secs(0)));
+    d.claim(1).await;
+    assert_eq!(d.queue().await.counts.scheduled, 0);
+}
+
+/// A claim is given what it asked for at most.
+pub async fn gives_no_more_than_asked(d: &Driver) {
+    d.enqueue_many(1_010).await;
+    assert_eq!(d.claim(10).await.len(), 10);
+    assert_eq!(d.claim(1_000).await.len(), 1_000);
+}
+
+/// Queues are served in the order in which the claim names them.
+pub async fn visits_queues_in_order(d: &Driver) {
+    let plain = d.enqueue(job()).await;
+    let other = d.enqueue(job().queue("other").expect("a name")).await;
+    let mut request = d.claim_request(9);
+    let mut wanted = request.queues[0].clone();
+    wanted.queue = queue_named("other");
+    wanted.term = secs(5);
+    request.queues.insert(0, wanted);
+    let claimed = d.claim_as(request).await;
+    let got: Vec<_> = Held::all(&claimed).iter().map(Held::id).collect();
+    assert_eq!(got, [other, plain]);
+    assert_eq!(claimed.grants.len(), 2);
+    assert_eq!(
+        (claimed.grants[0].granted, claimed.grants[1].granted),
+        (secs(5), TERM)
+    );
+}
+
+/// A queue nobody ever used is no error.
+pub async fn unknown_queues_are_empty(d: &Driver) {
+    assert!(d.claim(1).await.is_empty());
+    assert!(d.snapshot().await.queues.is_empty());
+}
+
+/// A paused queue expires and promotes, and grants nothing.
+pub async fn a_paused_queue_grants_nothing(d: &Driver) {
+    let held = d.held(job()).await;
+    let due = d.enqueue(job().delay(secs(1))).await;
+    d.control(Command::Pause(queue())).await;
+    assert!(d.queue().await.paused);
+    d.advance(TERM).await;
+    let claimed = d.claim_as(d.claim_request(9)).await;
+    assert!(claimed.grants.is_empty());
+    assert_eq!(claimed.expired.len(), 1);
+    assert_eq!(d.state(due).await, Some(JobState::Ready));
+    d.control(Command::Resume(queue())).await;
+    assert_eq!(d.claim_ids(9).await, [held.id(), due]);
+}
+
+/// Every lease has a token of its own, larger than any before.
+pub async fn tokens_grow(d: &Driver) {
+    d.enqueue_many(30).await;
+    let mut tokens = Vec::new();
+    for n in 1..6 {
+        tokens.extend(d.claim(n).await.iter().map(Held::token));
+        d.advance(secs(1)).await;
+    }
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+}
+
+/// Tokens follow the clock: an issuer that forgets what it gave is above it all the same.
+pub async fn tokens_follow_the_clock(d: &Driver) {
+    let before = d.held(job()).await.token();
+    d.advance(secs(500)).await;
+    let after = d.claim_one().await.token();
+    assert!(after.get() - before.get() > 499_000_000, "{before} {after}");
+}
+
+/// Tokens grow also when the clock is set back.
+pub async fn tokens_grow_when_the_clock_is_set_back(d: &Driver) {
+    let before = d.held(job()).await.token();
+    d.set_back(secs(3_600)).await;
+    let after = d.held(job()).await.token();
+    assert!(after > before, "{before} {after}");
+}
+
+/// Tokens grow across the queues and sessions of one issuer.
+pub async fn tokens_grow_across_sessions(d: &Driver) {
+    let mut last = FencingToken::new(0);
+    for name in ["a", "b", "a", "c"] {
+        let driver = d.other().await;
+        driver.enqueue(job().queue(name).expect("a name")).await;
+        let mut request = driver.claim_request(1);
+        request.queues[0].queue = queue_named(name);
+        let token = driver.claim_as(request).await.grants[0].id;
+        assert!(token > last, "{token} after {last}");
+        last = token;
+    }
+}
+
+/// A claimed job is leased to the owner and task that the claim names.
+pub async fn names_owner_and_task(d: &Driver) {
+    let held = d.held(job()).await;
+    let lease = d.view(held.id()).await.lease.expect("a lease");
+    assert_eq!((&*lease.owner, &*lease.task), ("worker-1", "run-1"));
+    assert_eq!(lease.token, held.token());
+    assert_eq!(
+        (lease.time_left, lease.term, lease.attempt),
+        (TERM, TERM, 1)
+    );
+}
+
+/// What is granted is the term, cut by the maximum lifetime.
+pub async fn grants_the_term_cut_by_the_lifetime(d: &Driver) {
+    assert_eq!(d.held(job()).await.granted, TERM);
+    d.enqueue(job()).await;
+    let mut request = d.claim_request(1);
+    request.queues[0].max_lifetime = secs(20);
+    let claimed = d.claim_as(request).await;
+    assert_eq!(claimed.grants[0].granted, secs(20));
+    assert_eq!(claimed.grants[0].term, TERM);
+}
+
+/// A job's own term and lifetime go before the queue's.
+pub async fn a_jobs_own_terms_win(d: &Driver) {
+    let mut new = job();
+    new.options.term = Some(secs(9));
+    new.options.max_lifetime = Some(secs(7));
+    let held = d.held(new).await;
+    assert_eq!((held.term, held.granted), (secs(9), secs(7)));
+}
+
+/// A grant never mixes terms or lifetimes.
+pub async fn grants_never_mix_terms(d: &Driver) {
+    let mut jobs = vec![job(); 5];
+    jobs[1].options.term = Some(secs(9));
+    jobs[2].options.term = Some(secs(9));
+    jobs[3].options.max_lifetime = Some(secs(50));
+    let ids = d.enqueue_all(jobs).await;
+    let claimed = d.claim_as(d.claim_request(9)).await;
+    let got: Vec<_> = Held::all(&claimed).iter().map(Held::id).collect();
+    assert_eq!(got, ids);
+    for grant in &claimed.grants {
+        let terms = grant.leases.iter().map(|lease| {
+            let options = &lease.job.options;
+            (options.term, options.max_lifetime)
+        });
+        let mut terms: Vec<_> = terms.collect();
+        terms.dedup();
+        assert_eq!(terms.len(), 1);
+        assert_eq!(grant.id, grant.leases[0].token);
+    }
+}
+
+/// A grant is at most 4 MiB.
+pub async fn grants_are_at_most_four_mebibytes(d: &Driver) {
+    let mut big = job();
+    big.payload = vec![1; limits::PAYLOAD_BYTES].into();
+    d.enqueue_all(vec![big; 20]).await;
+    let claimed = d.claim_as(d.claim_request(20)).await;
+    assert_eq!(Held::all(&claimed).len(), 20);
+    for grant in &claimed.grants {
+        let bytes: usize = grant.leases.iter().map(|lease| lease.job.weight()).sum();
+        assert!(bytes <= limits::GRANT_BYTES, "{bytes}");
+    }
+}
+
+/// The answer tells when the next job is due and when the next lease would expire.
+pub async fn tells_what_comes_next(d: &Driver) {
+    d.enqueue(job().delay(secs(30))).await;
+    d.enqueue(job().delay(secs(20))).await;
+    let claimed = d.claim_as(d.claim_request(1)).await;
+    assert_eq!(
+        (claimed.next_due, claimed.next_deadline),
+        (Some(secs(20)), None)
+    );
+    d.enqueue(job()).await;
+    d.advance(secs(5)).await;
+    let claimed = d.claim_as(d.claim_request(2)).await;
+    assert_eq!(
+        (claimed.next_due, claimed.next_deadline),
+        (Some(secs(15)), Some(TERM))
+    );
+}
+
+/// A suspect is granted only if the claim admits one.
+pub async fn suspects_are_granted_on_request_only(d: &Driver) {
+    let suspect = suspect(d).await;
+    assert!(d.claim_ids(9).await.is_empty());
+    assert_eq!(d.claim_one().await.id(), suspect.id());
+}
+
+/// A claim gets one suspect at most.
+pub async fn a_claim_gets_one_suspect(d: &Driver) {
+    for _ in 0..3 {
+        suspect(d).await;
+    }
+    let plain = d.enqueue(job()).await;
+    let mut request = d.claim_request(9);
+    request.admit_suspect = true;
+    let held = Held::all(&d.claim_as(request).await);
+    assert_eq!(held.iter().filter(|h| h.job.is_suspect()).count(), 1);
+    assert_eq!(held.len(), 2);
+    assert_eq!(held[1].id(), plain);
+}
+
+/// Suspects are served first within their priority, and not before a better one.
+pub async fn suspects_are_first_within_their_priority(d: &Driver) {
+    let suspect = suspect_of(d, job().priority(3)).await;
+    let last = d.enqueue(job().priority(4)).await;
+    let peer = d.enqueue(job().priority(3)).await;
+    let high = d.enqueue(job().priority(0)).await;
+    let mut request = d.claim_request(9);
+    request.admit_suspect = true;
+    let got: Vec<_> = Held::all(&d.claim_as(request).await)
+        .iter()
+        .map(Held::id)
+        .collect();
+    assert_eq!(got, [high, suspect.id(), peer, last]);
+}
+
+/// A revoked or surrendered suspect is still a suspect.
+pub async fn a_suspect_stays_one(d: &Driver) {
+    suspect(d).await;
+    let held = d.claim_one().await;
+    d.settled(&held, surrender()).await;
+    assert!(d.claim_ids(1).await.is_empty());
+    let held = d.claim_one().await;
+    d.control(Command::Revoke(LeaseSelect::Job(held.id())))
+        .await;
+    assert!(d.claim_ids(1).await.is_empty());
+    let held = d.claim_one().await;
+    d.settled(&held, complete()).await;
+}
+
+/// Claims over the limits are refused, and grant nothing.
+pub async fn limits_are_checked(d: &Driver) {
+    d.enqueue(job()).await;
+    let before = d.snapshot().await;
+    let long: std::sync::Arc<str> = "x".repeat(limits::OWNER_BYTES + 1).into();
+    let mut bad = Vec::new();
+    for field in [
+        "max",
+        "max",
+        "owner",
+        "task",
+        "queues",
+        "queues",
+        "term",
+        "max_lifetime",
+    ] {
+        let mut request = d.claim_request(1);
+        match (field, bad.len()) {
+            ("max", 0) => request.max = 0,
+            ("max", _) => request.max = limits::GRANT_LEASES + 1,
+            ("owner", _) => request.owner = long.clone(),
+            ("task", _) => request.task = long.clone(),
+            ("queues", 4) => request.queues.clear(),
+            ("queues", _) => {
+                request.queues = vec![request.queues[0].clone(); limits::GRANT_LEASES + 1];
+            }
+            ("term", _) => request.queues[0].term = secs(0),
+            _ => request.queues[0].max_lifetime = limits::DURATION_MAX + secs(1),
+        }
+        bad.push((field, request));
+    }
+    for (field, request) in bad {
+        let error = d.store().claim(request).await.expect_err(field);
+        assert_eq!(
+            (error.kind(), error.field()),
+            (ErrorKind::InvalidInput, Some(field))
+        );
+    }
+    assert_eq!(d.snapshot().await, before);
+}
+
+/// Settlements that ride along are applied first, and answered.
+pub async fn settlements_ride_along(d: &Driver) {
+    let mut new = job();
+    new = new.exclusive("k").expect("a key");
+    let held = d.held(new.clone()).await;
+    let parked = d.enqueue(new).await;
+    let mut request = d.claim_request(1);
+    let mut settle = d.settle_request(vec![(&held, complete()), (&held, bury())]);
+    settle.request = d.request_on(7);
+    request.settle = Some(settle);
+    let claimed = d.claim_as(request).await;
+    assert_eq!(claimed.settled, [HELD, Verdict::Fenced]);
+    assert_eq!(Held::all(&claimed)[0].id(), parked);
+}
+
+/// A claim that is refused does not take back the settlements that rode with it.
+pub async fn a_refused_claim_keeps_its_settlements(d: &Driver) {
+    let held = d.held(job().retention(secs(60))).await;
+    let old = d.claim_request(1);
+    d.claim_as(d.claim_request(1)).await;
+    let mut refused = old;
+    let mut settle = d.settle_request(vec![(&held, complete())]);
+    settle.request = d.request_on(7);
+    refused.settle = Some(settle.clone());
+    let error = d
+        .store()
+        .claim(refused)
+        .await
+        .expect_err("an old sequence number");
+    assert_eq!(error.kind(), ErrorKind::SessionLost);
+    assert_eq!(d.state(held.id()).await, Some(JobState::Completed));
+    assert_eq!(d.store().settle(settle).await.expect("settle"), [HELD]);
+    assert_eq!(d.ledger().await.completed, 1);
+}
+
+/// Two claimers never get the same job.
+pub async fn no_job_goes_to_two_claimers(d: &Driver) {
+    d.enqueue_many(100).await;
+    let other = d.other().await;
+    let (a, b) = tokio::join!(d.claim_ids(60), other.claim_ids(60));
+    let mut all: Vec<_> = a.into_iter().chain(b).collect();
+    all.sort_unstable();
+    all.dedup();
+    assert_eq!(all.len(), 100);
+}
+
+/// A mark that a fence has seen raises the floor: the next token is above it.
+pub async fn a_surrenders_mark_raises_the_floor(d: &Driver) {
+    let held = d.held(job()).await;
+    let mark = FencingToken::new(held.token().get() + 3_600_000_000);
+    let outcome = Outcome::Surrender {
+        delay: secs(0),
+        mark: Some(mark),
+    };
+    d.settled(&held, outcome).await;
+    let again = d.claim_one().await;
+    assert!(again.token() > mark);
+    assert_eq!(again.job.failures, 0);
+}
+
+/// The claim's terms are those of its own request, not of an earlier one.
+pub async fn each_claim_brings_its_terms(d: &Driver) {
+    d.enqueue_many(2).await;
+    let mut request = d.claim_request(1);
+    request.queues = vec![ClaimQueue {
+        queue: queue(),
+        term: secs(3),
+        max_lifetime: LIFETIME,
+    }];
+    assert_eq!(d.claim_as(request).await.grants[0].granted, secs(3));
+    assert_eq!(d.claim_one().await.granted, TERM);
+}
+
+/// A job that has expired twice, ready again.
+pub(super) async fn suspect(d: &Driver) -> Held {
+    suspect_of(d, job()).await
+}
+
+async fn suspect_of(d: &Driver, new: crate::NewJob) -> Held {
+    let id = d.enqueue(new).await;
+    for _ in 0..2 {
+        let held = d.claim(1).await.remove(0);
+        assert_eq!(held.id(), id, "another job was in the way");
+        assert_eq!(d.renew(held.lapse()).await, Renewal::Fenced);
+        if d.view(id).await.job.is_suspect() {
+            return held;
+        }
+    }
+    panic!("two expiries make a suspect");
+}

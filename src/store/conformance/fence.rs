@@ -1,0 +1,248 @@
+//! fence: whatever is stale is refused, and changes nothing.
+
+use super::driver::{
+    Driver, Held, TERM, bury, complete, job, queue_named, retry, secs, snooze, surrender,
+};
+use crate::lease::{FencingToken, Nonce, Receipt};
+use crate::store::{Checkpointed, Command, LeaseSelect, Renewal, Select};
+
+/// Every call of a stale holder is refused, and nothing changes but the count.
+async fn is_fenced(d: &Driver, held: &Held) {
+    let fenced = d
+        .snapshot()
+        .await
+        .queues
+        .iter()
+        .map(|q| q.ledger.fenced)
+        .sum::<u64>();
+    d.unchanged(async || {
+        for outcome in [
+            complete(),
+            retry(secs(1)),
+            surrender(),
+            snooze(secs(1)),
+            bury(),
+        ] {
+            assert!(d.settle(held, outcome).await.is_fenced());
+        }
+        assert_eq!(d.checkpoint(held, 99, "stale").await, Checkpointed::Fenced);
+        assert_eq!(d.renew(held.beat()).await, Renewal::Fenced);
+    })
+    .await;
+    let after = d
+        .snapshot()
+        .await
+        .queues
+        .iter()
+        .map(|q| q.ledger.fenced)
+        .sum::<u64>();
+    assert_eq!(after - fenced, 7, "each refused call is counted");
+}
+
+/// The receipt of an expired lease, before and after the job is granted again.
+pub async fn after_expiry(d: &Driver) {
+    let held = d.held(job()).await;
+    d.expire_all().await;
+    is_fenced(d, &held).await;
+    let next = d.claim_one().await;
+    is_fenced(d, &held).await;
+    d.settled(&next, complete()).await;
+    is_fenced(d, &held).await;
+}
+
+/// The receipt of a settled lease.
+pub async fn after_settlement(d: &Driver) {
+    for outcome in [
+        complete(),
+        retry(secs(9)),
+        surrender(),
+        snooze(secs(9)),
+        bury(),
+    ] {
+        let held = d.held(job().retention(secs(60))).await;
+        d.settled(&held, outcome).await;
+        is_fenced(d, &held).await;
+        d.control(Command::Purge(Select::Job(held.id()))).await;
+        is_fenced(d, &held).await;
+    }
+}
+
+/// The receipt of a revoked lease, at once.
+pub async fn after_revoke(d: &Driver) {
+    let held = d.held(job()).await;
+    d.control(Command::Revoke(LeaseSelect::Job(held.id())))
+        .await;
+    is_fenced(d, &held).await;
+    let next = d.claim_one().await;
+    assert!(next.token() > held.token());
+    is_fenced(d, &held).await;
+}
+
+/// The receipt of a lapsed lease, while its siblings live.
+pub async fn after_lapse(d: &Driver) {
+    d.enqueue_many(2).await;
+    let held = d.claim(2).await;
+    assert!(matches!(
+        d.renew(held[0].lapse()).await,
+        Renewal::Held { .. }
+    ));
+    d.unchanged(async || {
+        assert!(d.settle(&held[0], complete()).await.is_fenced());
+        assert_eq!(
+            d.checkpoint(&held[0], 1, "stale").await,
+            Checkpointed::Fenced
+        );
+    })
+    .await;
+    d.settled(&held[1], complete()).await;
+}
+
+/// A receipt is proved by its randomness: knowing everything else gives no right.
+pub async fn a_guessed_receipt_is_fenced(d: &Driver) {
+    let held = d.held(job()).await;
+    let mut bytes = *held.receipt.nonce().as_bytes();
+    for at in [0, 7, 15] {
+        bytes[at] ^= 1;
+        let receipt = Receipt {
+            nonce: Nonce::from_bytes(bytes),
+            ..held.receipt.clone()
+        };
+        let guessed = Held {
+            receipt,
+            ..held.clone()
+        };
+        is_fenced(d, &guessed).await;
+        bytes[at] ^= 1;
+    }
+    d.settled(&held, complete()).await;
+}
+
+/// Each part of a receipt counts: the token, the job, the grant, the queue, the partition.
+pub async fn a_mixed_receipt_is_fenced(d: &Driver) {
+    d.enqueue_many(2).await;
+    d.enqueue(job().queue("other").expect("a name")).await;
+    let pair = d.claim(2).await;
+    let (a, b) = (&pair[0].receipt, &pair[1].receipt);
+    let mixed = [
+        Receipt {
+            token: b.token,
+            ..a.clone()
+        },
+        Receipt {
+            job: b.job,
+            ..a.clone()
+        },
+        Receipt {
+            grant: b.token,
+            ..a.clone()
+        },
+        Receipt {
+            queue: queue_named("other"),
+            ..a.clone()
+        },
+        Receipt {
+            partition: 1,
+            ..a.clone()
+        },
+        Receipt {
+            token: FencingToken::new(a.token.get() - 1),
+            ..a.clone()
+        },
+        Receipt {
+            token: FencingToken::new(b.token.get() + 1),
+            ..a.clone()
+        },
+    ];
+    for receipt in mixed {
+        d.unchanged(async || {
+            assert!(
+                d.settle_receipt(&receipt, complete()).await.is_fenced(),
+                "{receipt}"
+            );
+            let forged = Held {
+                receipt: receipt.clone(),
+                ..pair[0].clone()
+            };
+            assert_eq!(
+                d.checkpoint(&forged, 1, "stale").await,
+                Checkpointed::Fenced
+            );
+        })
+        .await;
+    }
+    d.settled(&pair[0], complete()).await;
+    d.settled(&pair[1], complete()).await;
+}
+
+/// A receipt for a queue that is not there.
+pub async fn a_receipt_of_nowhere_is_fenced(d: &Driver) {
+    let held = d.held(job()).await;
+    let receipt = Receipt {
+        queue: queue_named("nowhere"),
+        ..held.receipt.clone()
+    };
+    d.unchanged(async || assert!(d.settle_receipt(&receipt, complete()).await.is_fenced()))
+        .await;
+}
+
+/// The zombie of one job cannot touch its exclusive key or its unique key.
+pub async fn a_zombie_frees_no_key(d: &Driver) {
+    let new = job()
+        .unique("u")
+        .expect("a key")
+        .exclusive("e")
+        .expect("a key");
+    let zombie = d.held(new.clone()).await;
+    let parked = d.enqueue(job().exclusive("e").expect("a key")).await;
+    d.expire_all().await;
+    let next = d.claim_one().await;
+    assert_eq!(next.id(), zombie.id());
+    is_fenced(d, &zombie).await;
+    assert!(d.view(parked).await.parked);
+    assert!(d.claim_ids(9).await.is_empty());
+    let again = d.try_enqueue(vec![new]).await.expect("enqueue");
+    assert_eq!(again, [crate::store::Enqueued::Duplicate(zombie.id())]);
+}
+
+/// A zombie's checkpoint does not replace its successor's.
+pub async fn a_zombie_saves_no_checkpoint(d: &Driver) {
+    let zombie = d.held(job()).await;
+    assert!(matches!(
+        d.checkpoint(&zombie, 5, "old").await,
+        Checkpointed::Saved { .. }
+    ));
+    d.expire_all().await;
+    let next = d.claim_one().await;
+    assert!(matches!(
+        d.checkpoint(&next, 1, "new").await,
+        Checkpointed::Saved { .. }
+    ));
+    is_fenced(d, &zombie).await;
+    let saved = d
+        .view(next.id())
+        .await
+        .job
+        .checkpoint
+        .clone()
+        .expect("a checkpoint");
+    assert_eq!(
+        (saved.token, saved.seq, &saved.bytes[..]),
+        (next.token(), 1, &b"new"[..])
+    );
+}
+
+/// The holder's own receipt survives its text.
+pub async fn a_receipt_survives_its_text(d: &Driver) {
+    let held = d.held(job()).await;
+    let text = held.receipt.to_string();
+    let receipt = text.parse().expect("a receipt");
+    assert!(d.settle_receipt(&receipt, complete()).await.is_held());
+}
+
+/// A stale receipt stays stale when the clock is set back before its deadline.
+pub async fn setting_the_clock_back_revives_nothing(d: &Driver) {
+    let held = d.held(job()).await;
+    d.expire_all().await;
+    d.set_back(TERM).await;
+    is_fenced(d, &held).await;
+}

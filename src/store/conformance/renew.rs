@@ -1,0 +1,342 @@
+//! renew: extend what is held; never what is gone.
+
+use super::driver::{
+    Driver, HELD, Held, LIFETIME, TERM, complete, job, queue_named, retry, secs, surrender,
+};
+use crate::error::ErrorKind;
+use crate::job::{JobState, limits};
+use crate::lease::{Cause, FencingToken, LeaseEnd, Nonce, Progress};
+use crate::store::{Beat, Command, LeaseSelect, Renewal, Select};
+
+fn held_for(granted: std::time::Duration) -> Renewal {
+    Renewal::Held {
+        granted,
+        cancel: Vec::new(),
+        fenced: Vec::new(),
+    }
+}
+
+/// A renewal grants a term from now.
+pub async fn grants_a_term_from_now(d: &Driver) {
+    let held = d.held(job()).await;
+    d.advance(secs(40)).await;
+    assert_eq!(d.renew(held.beat()).await, held_for(TERM));
+    d.advance(secs(40)).await;
+    assert!(d.reap(10).await.is_empty());
+    let lease = d.view(held.id()).await.lease.expect("a lease");
+    assert_eq!((lease.time_left, lease.renewals), (secs(20), 1));
+}
+
+/// Never beyond granted-at + maximum lifetime: the store enforces that.
+pub async fn never_goes_beyond_the_lifetime(d: &Driver) {
+    let mut new = job();
+    new.options.max_lifetime = Some(secs(100));
+    let held = d.held(new).await;
+    d.advance(secs(50)).await;
+    assert_eq!(d.renew(held.beat()).await, held_for(secs(50)));
+    d.advance(secs(49)).await;
+    assert_eq!(d.renew(held.beat()).await, held_for(secs(1)));
+    d.advance(secs(1)).await;
+    assert_eq!(d.renew(held.beat()).await, Renewal::Fenced);
+    assert_eq!(d.reap(10).await[0].cause, Cause::Lifetime);
+}
+
+/// The lifetime of the claim holds for jobs without one of their own.
+pub async fn the_claims_lifetime_holds(d: &Driver) {
+    let held = d.held(job()).await;
+    let mut left = LIFETIME;
+    while left > secs(50) {
+        d.advance(secs(50)).await;
+        left -= secs(50);
+        assert_eq!(d.renew(held.beat()).await, held_for(TERM.min(left)));
+    }
+    d.advance(left).await;
+    assert_eq!(d.renew(held.beat()).await, Renewal::Fenced);
+}
+
+/// Past its deadline a lease is gone, reaped or not: renewal never resurrects it.
+pub async fn never_resurrects(d: &Driver) {
+    let held = d.held(job()).await;
+    d.advance(TERM).await;
+    d.unchanged(async || assert_eq!(d.renew(held.beat()).await, Renewal::Fenced))
+        .await;
+    d.reap(10).await;
+    d.unchanged(async || assert_eq!(d.renew(held.beat()).await, Renewal::Fenced))
+        .await;
+    let next = d.claim_one().await;
+    d.unchanged(async || assert_eq!(d.renew(held.beat()).await, Renewal::Fenced))
+        .await;
+    assert_eq!(d.renew(next.beat()).await, held_for(TERM));
+}
+
+/// A microsecond before its deadline a lease is still there.
+pub async fn renews_until_the_deadline(d: &Driver) {
+    let held = d.held(job()).await;
+    d.advance(TERM - std::time::Duration::from_micros(1)).await;
+    assert_eq!(d.renew(held.beat()).await, held_for(TERM));
+}
+
+/// A foreign beat is fenced: wrong proof, wrong queue, wrong grant, wrong partition.
+pub async fn foreign_beats_are_fenced(d: &Driver) {
+    let held = d.held(job()).await;
+    d.enqueue(job().queue("other").expect("a name")).await;
+    let beat = held.beat();
+    let bad = [
+        Beat {
+            nonce: Nonce::from_bytes([9; 16]),
+            ..beat.clone()
+        },
+        Beat {
+            queue: queue_named("other"),
+            ..beat.clone()
+        },
+        Beat {
+            queue: queue_named("nowhere"),
+            ..beat.clone()
+        },
+        Beat {
+            grant: FencingToken::new(held.token().get() + 1),
+            ..beat.clone()
+        },
+        Beat {
+            partition: 9,
+            ..beat.clone()
+        },
+    ];
+    for mut beat in bad {
+        d.unchanged(async || {
+            assert_eq!(d.renew(beat.clone()).await, Renewal::Fenced);
+            beat.lapse = std::mem::take(&mut beat.leases);
+            assert_eq!(d.renew(beat).await, Renewal::Fenced);
+        })
+        .await;
+    }
+    assert_eq!(d.renew(beat).await, held_for(TERM));
+}
+
+/// Renewals after every kind of end are fenced.
+pub async fn ended_leases_are_fenced(d: &Driver) {
+    for end in 0..4 {
+        let held = d.held(job()).await;
+        match end {
+            0 => d.settled(&held, complete()).await,
+            1 => d.settled(&held, retry(secs(9_999))).await,
+            2 => assert_eq!(d.renew(held.lapse()).await, Renewal::Fenced),
+            _ => {
+                let command = Command::Revoke(LeaseSelect::Job(held.id()));
+                assert_eq!(d.control(command).await.done, 1);
+            }
+        }
+        d.unchanged(async || assert_eq!(d.renew(held.beat()).await, Renewal::Fenced))
+            .await;
+        d.control(Command::Purge(Select::Job(held.id()))).await;
+    }
+    assert_eq!(d.ledger().await.fenced, 4);
+}
+
+/// Verdicts differ per lease: what ended is listed, its siblings live on.
+pub async fn siblings_of_an_ended_lease_live_on(d: &Driver) {
+    d.enqueue_many(3).await;
+    let claimed = d.claim_as(d.claim_request(3)).await;
+    let held = Held::all(&claimed);
+    d.settled(&held[1], complete()).await;
+    d.advance(secs(30)).await;
+    let renewal = d.renew(Beat::of(&claimed.grants[0])).await;
+    let fenced = vec![held[1].token()];
+    assert_eq!(
+        renewal,
+        Renewal::Held {
+            granted: TERM,
+            cancel: Vec::new(),
+            fenced
+        }
+    );
+    assert_eq!(d.ledger().await.fenced, 1);
+    d.settled(&held[0], complete()).await;
+    d.settled(&held[2], surrender()).await;
+}
+
+/// A named lease lapses: it expires now, as stalled; its siblings live on.
+pub async fn a_lapsed_lease_expires_alone(d: &Driver) {
+    let ids = d.enqueue_many(3).await;
+    let claimed = d.claim_as(d.claim_request(3)).await;
+    let held = Held::all(&claimed);
+    let mut beat = Beat::of(&claimed.grants[0]);
+    beat.lapse = vec![beat.leases.remove(1)];
+    assert_eq!(d.renew(beat).await, held_for(TERM));
+    let view = d.view(ids[1]).await;
+    assert_eq!(
+        (view.state, view.job.expiries, view.job.failures),
+        (JobState::Ready, 1, 0)
+    );
+    assert_eq!(view.job.history[0].end, LeaseEnd::Expired(Cause::Stalled));
+    assert_eq!(d.ledger().await.expired_stalled, 1);
+    assert_eq!(d.claim_ids(9).await, [ids[1]]);
+    d.unchanged(async || assert!(d.settle(&held[1], complete()).await.is_fenced()))
+        .await;
+    d.settled(&held[0], complete()).await;
+}
+
+/// Several lapse in token order, to the front.
+pub async fn lapsed_leases_go_to_the_front(d: &Driver) {
+    let ids = d.enqueue_many(5).await;
+    let claimed = d.claim_as(d.claim_request(4)).await;
+    let mut beat = Beat::of(&claimed.grants[0]);
+    beat.lapse = vec![beat.leases[2], beat.leases[0]];
+    beat.leases = vec![beat.leases[1], beat.leases[3]];
+    assert_eq!(d.renew(beat).await, held_for(TERM));
+    assert_eq!(d.claim_ids(9).await, [ids[0], ids[2], ids[4]]);
+}
+
+/// Letting the last lease lapse leaves nothing to hold.
+pub async fn lapsing_all_is_fenced(d: &Driver) {
+    let held = d.held(job()).await;
+    assert_eq!(d.renew(held.lapse()).await, Renewal::Fenced);
+    assert_eq!(d.ledger().await.expired_stalled, 1);
+    assert_eq!(d.renew(held.lapse()).await, Renewal::Fenced);
+    assert_eq!(d.ledger().await.expired_stalled, 1);
+}
+
+/// Lapses count toward the expiry limit.
+pub async fn lapses_count_toward_the_expiry_limit(d: &Driver) {
+    let mut new = job();
+    new.options.max_expiries = 3;
+    let id = d.enqueue(new).await;
+    for _ in 0..3 {
+        let held = d.claim_one().await;
+        assert_eq!(d.renew(held.lapse()).await, Renewal::Fenced);
+    }
+    assert_eq!(d.state(id).await, Some(JobState::Dead));
+}
+
+/// An overdue grant cannot lapse any more: its deadline was first.
+pub async fn an_overdue_lease_does_not_lapse(d: &Driver) {
+    let held = d.held(job()).await;
+    d.advance(TERM).await;
+    d.unchanged(async || assert_eq!(d.renew(held.lapse()).await, Renewal::Fenced))
+        .await;
+    assert_eq!(d.reap(10).await[0].cause, Cause::Deadline);
+}
+
+/// A cancelled job's holder is told at the next renewal, and each one after it.
+pub async fn tells_of_a_cancel(d: &Driver) {
+    let held = d.held(job()).await;
+    d.control(Command::Cancel(Select::Job(held.id()))).await;
+    for _ in 0..2 {
+        let cancel = vec![held.token()];
+        let told = Renewal::Held {
+            granted: TERM,
+            cancel,
+            fenced: Vec::new(),
+        };
+        assert_eq!(d.renew(held.beat()).await, told);
+    }
+}
+
+/// Progress is kept with the lease, and with its end.
+pub async fn keeps_the_last_progress(d: &Driver) {
+    let held = d.held(job()).await;
+    for done in 1..=2 {
+        let mut beat = held.beat();
+        let progress = Progress {
+            done,
+            total: Some(5),
+            note: "rows".into(),
+        };
+        beat.progress = vec![(held.token(), progress)];
+        assert_eq!(d.renew(beat).await, held_for(TERM));
+    }
+    assert_eq!(d.renew(held.beat()).await, held_for(TERM));
+    let lease = d.view(held.id()).await.lease.expect("a lease");
+    assert_eq!(lease.progress.expect("progress").done, 2);
+    let expiry = d.expire_all().await.remove(0);
+    assert_eq!(expiry.progress.expect("progress").done, 2);
+    let ended = d.view(held.id()).await.job.history[0].clone();
+    assert_eq!(
+        (ended.progress.expect("progress").done, ended.renewals),
+        (2, 3)
+    );
+}
+
+/// One answer per beat, in order; one bad beat spoils no other.
+pub async fn answers_each_beat(d: &Driver) {
+    let good = d.held(job()).await;
+    let bad = d.held(job()).await;
+    d.settled(&bad, complete()).await;
+    let beats = vec![bad.beat(), good.beat(), bad.beat()];
+    let answers = d.store().renew(beats).await.expect("renew");
+    assert_eq!(answers, [Renewal::Fenced, held_for(TERM), Renewal::Fenced]);
+    assert_eq!(d.store().renew(Vec::new()).await.expect("renew"), []);
+}
+
+/// A renewal is evaluated anew each time, never replayed.
+pub async fn is_never_replayed(d: &Driver) {
+    let held = d.held(job()).await;
+    let beat = held.beat();
+    assert_eq!(d.renew(beat.clone()).await, held_for(TERM));
+    d.advance(secs(59)).await;
+    assert_eq!(d.renew(beat.clone()).await, held_for(TERM));
+    d.settled(&held, complete()).await;
+    assert_eq!(d.renew(beat).await, Renewal::Fenced);
+}
+
+/// Renewals over the limits are refused, and extend nothing.
+pub async fn limits_are_checked(d: &Driver) {
+    let held = d.held(job()).await;
+    d.advance(secs(1)).await;
+    let before = d.snapshot().await;
+    let many = vec![held.token(); limits::GRANT_LEASES + 1];
+    let note = "n".repeat(limits::REASON_BYTES + 1);
+    let progress = vec![(
+        held.token(),
+        Progress {
+            done: 1,
+            total: None,
+            note,
+        },
+    )];
+    let calls = [
+        ("beats", vec![held.beat(); limits::CALL_ITEMS + 1]),
+        (
+            "leases",
+            vec![Beat {
+                leases: many.clone(),
+                ..held.beat()
+            }],
+        ),
+        (
+            "lapse",
+            vec![Beat {
+                lapse: many,
+                ..held.beat()
+            }],
+        ),
+        (
+            "progress note",
+            vec![
+                held.beat(),
+                Beat {
+                    progress,
+                    ..held.beat()
+                },
+            ],
+        ),
+    ];
+    for (field, beats) in calls {
+        let error = d.store().renew(beats).await.expect_err(field);
+        assert_eq!(
+            (error.kind(), error.field()),
+            (ErrorKind::InvalidInput, Some(field))
+        );
+    }
+    assert_eq!(d.snapshot().await, before);
+}
+
+/// A lease that a renewal kept is not late when it is settled.
+pub async fn a_renewed_lease_is_not_late(d: &Driver) {
+    let held = d.held(job()).await;
+    d.advance(secs(50)).await;
+    assert_eq!(d.renew(held.beat()).await, held_for(TERM));
+    d.advance(secs(50)).await;
+    assert_eq!(d.settle(&held, complete()).await, HELD);
+}

@@ -1,0 +1,270 @@
+//! settle: end held leases; each end has one meaning.
+
+use bytes::Bytes;
+
+use super::driver::{Driver, HELD, TERM, bury, complete, job, retry, secs, snooze, surrender};
+use crate::error::ErrorKind;
+use crate::job::{JobState, limits};
+use crate::lease::{FencingToken, LeaseEnd, Verdict};
+use crate::lifecycle::DISBELIEVED_DELAY;
+use crate::store::{Outcome, SettleRequest};
+
+const LATE: Verdict = Verdict::Held {
+    late: true,
+    cancel: false,
+};
+
+/// A completed job without retention is gone.
+pub async fn complete_deletes_without_retention(d: &Driver) {
+    let held = d.held(job()).await;
+    d.settled(&held, complete()).await;
+    assert_eq!(d.state(held.id()).await, None);
+    assert_eq!(d.ledger().await.completed, 1);
+}
+
+/// A completed job with retention stays, with its result.
+pub async fn complete_keeps_the_result(d: &Driver) {
+    let held = d.held(job().retention(secs(60))).await;
+    let result = Some(Bytes::from_static(b"\x00done"));
+    d.settled(
+        &held,
+        Outcome::Complete {
+            result: result.clone(),
+        },
+    )
+    .await;
+    let view = d.view(held.id()).await;
+    assert_eq!(
+        (view.state, &view.job.result),
+        (JobState::Completed, &result)
+    );
+    assert_eq!(view.job.history[0].end, LeaseEnd::Completed);
+    assert!(view.lease.is_none() && view.settled_at.is_some());
+}
+
+/// A retry waits for its delay, and counts a failure.
+pub async fn retry_counts_a_failure(d: &Driver) {
+    let held = d.held(job()).await;
+    d.settled(&held, retry(secs(30))).await;
+    let job = d.view(held.id()).await.job;
+    assert_eq!((job.failures, job.expiries, job.attempt()), (1, 0, 2));
+    assert_eq!(job.history[0].reason.as_deref(), Some("it failed"));
+    assert_eq!(d.ledger().await.retried, 1);
+    d.advance(secs(29)).await;
+    assert!(d.claim(1).await.is_empty());
+    d.advance(secs(1)).await;
+    assert_eq!(d.claim_one().await.job.failures, 1);
+}
+
+/// A retry without a delay can be claimed at once.
+pub async fn retry_at_once(d: &Driver) {
+    let held = d.held(job()).await;
+    d.settled(&held, retry(secs(0))).await;
+    assert_eq!(d.state(held.id()).await, Some(JobState::Scheduled));
+    assert_eq!(d.claim_one().await.id(), held.id());
+}
+
+/// A surrender counts nothing.
+pub async fn surrender_counts_nothing(d: &Driver) {
+    let held = d.held(job()).await;
+    d.settled(&held, surrender()).await;
+    let view = d.view(held.id()).await;
+    assert_eq!((view.state, view.job.attempt()), (JobState::Ready, 1));
+    assert_eq!(view.job.run_at, held.job.run_at);
+    assert_eq!(d.ledger().await.surrendered, 1);
+}
+
+/// A surrender with a delay is a snooze.
+pub async fn snooze_waits_and_counts_nothing(d: &Driver) {
+    let held = d.held(job()).await;
+    d.settled(&held, snooze(secs(10))).await;
+    let view = d.view(held.id()).await;
+    assert_eq!((view.state, view.job.attempt()), (JobState::Scheduled, 1));
+    d.advance(secs(10)).await;
+    assert_eq!(d.claim_one().await.id(), held.id());
+}
+
+/// A buried job is dead, and a failure is counted.
+pub async fn bury_makes_dead(d: &Driver) {
+    let held = d.held(job()).await;
+    d.settled(&held, bury()).await;
+    let view = d.view(held.id()).await;
+    assert_eq!((view.state, view.job.failures), (JobState::Dead, 1));
+    assert_eq!(view.job.history[0].reason.as_deref(), Some("hopeless"));
+    assert_eq!(
+        (d.ledger().await.buried, d.queue().await.counts.dead),
+        (1, 1)
+    );
+}
+
+/// The store counts failures; the worker decides what they mean.
+pub async fn failures_never_kill_a_job(d: &Driver) {
+    let mut new = job();
+    new.options.max_failures = Some(1);
+    d.enqueue(new).await;
+    for failures in 0..5 {
+        let held = d.claim_one().await;
+        assert_eq!(held.job.failures, failures);
+        d.settled(&held, retry(secs(0))).await;
+    }
+}
+
+/// Overdue but not yet reaped: accepted, and counted as late.
+pub async fn late_is_accepted_and_counted(d: &Driver) {
+    d.enqueue_many(4).await;
+    let held = d.claim(4).await;
+    d.advance(TERM + secs(500)).await;
+    let outcomes = [complete(), retry(secs(1)), surrender(), bury()];
+    for (held, outcome) in held.iter().zip(outcomes) {
+        assert_eq!(d.settle(held, outcome).await, LATE);
+    }
+    let ledger = d.ledger().await;
+    assert_eq!(
+        (ledger.late, ledger.released(), ledger.expired()),
+        (4, 4, 0)
+    );
+}
+
+/// At its deadline a lease is late, just before it is not.
+pub async fn late_begins_at_the_deadline(d: &Driver) {
+    d.enqueue_many(2).await;
+    let held = d.claim(2).await;
+    d.advance(TERM - std::time::Duration::from_micros(1)).await;
+    assert_eq!(d.settle(&held[0], complete()).await, HELD);
+    d.advance(std::time::Duration::from_micros(1)).await;
+    assert_eq!(d.settle(&held[1], complete()).await, LATE);
+}
+
+/// A receipt settles once, also within one call.
+pub async fn a_receipt_settles_once(d: &Driver) {
+    let held = d.held(job().retention(secs(60))).await;
+    let twice = d.settle_request(vec![(&held, complete()), (&held, retry(secs(1)))]);
+    let verdicts = d.store().settle(twice).await.expect("settle");
+    assert_eq!(verdicts, [HELD, Verdict::Fenced]);
+    d.unchanged(async || assert!(d.settle(&held, bury()).await.is_fenced()))
+        .await;
+    assert_eq!(d.ledger().await.fenced, 2);
+}
+
+/// One verdict per settlement, in order; a stale one spoils no other.
+pub async fn verdicts_come_in_order(d: &Driver) {
+    d.enqueue_many(4).await;
+    let held = d.claim(4).await;
+    d.settled(&held[2], complete()).await;
+    let all = held.iter().map(|held| (held, complete())).collect();
+    let verdicts = d
+        .store()
+        .settle(d.settle_request(all))
+        .await
+        .expect("settle");
+    assert_eq!(verdicts, [HELD, HELD, Verdict::Fenced, HELD]);
+}
+
+/// An empty call is a call.
+pub async fn nothing_is_fine(d: &Driver) {
+    let none = d.settle_request(Vec::new());
+    assert_eq!(d.store().settle(none).await.expect("settle"), []);
+}
+
+/// Leases of one grant are settled each on its own.
+pub async fn leases_of_a_grant_end_apart(d: &Driver) {
+    let ids = d.enqueue_many(3).await;
+    let held = d.claim(3).await;
+    d.settled(&held[1], complete()).await;
+    assert_eq!(d.state(ids[0]).await, Some(JobState::Leased));
+    assert_eq!(d.state(ids[2]).await, Some(JobState::Leased));
+    let expired = d.expire_all().await;
+    let jobs: Vec<_> = expired.iter().map(|expiry| expiry.job).collect();
+    assert_eq!(jobs, [ids[0], ids[2]]);
+}
+
+/// A mark too far ahead to be believed counts as a failure, and waits.
+pub async fn an_unbelievable_mark_is_a_failure(d: &Driver) {
+    let held = d.held(job()).await;
+    let day = 24 * 3_600 * 1_000_000;
+    let mark = FencingToken::new(held.token().get() + 2 * day);
+    let outcome = Outcome::Surrender {
+        delay: secs(0),
+        mark: Some(mark),
+    };
+    assert!(d.settle(&held, outcome).await.is_held());
+    let view = d.view(held.id()).await;
+    assert_eq!((view.state, view.job.failures), (JobState::Scheduled, 1));
+    let reason = view.job.history[0].reason.clone().expect("a reason");
+    assert!(reason.contains("broken fence"), "{reason}");
+    d.advance(DISBELIEVED_DELAY).await;
+    assert!(d.claim_one().await.token() < mark);
+}
+
+/// The last eight ended leases are remembered, oldest first.
+pub async fn eight_ended_leases_are_remembered(d: &Driver) {
+    d.enqueue(job()).await;
+    let mut tokens = Vec::new();
+    for _ in 0..11 {
+        let held = d.claim_one().await;
+        tokens.push(held.token());
+        d.settled(&held, surrender()).await;
+    }
+    let held = d.claim_one().await;
+    let history: Vec<_> = held.job.history.iter().map(|ended| ended.token).collect();
+    assert_eq!(history, tokens[3..]);
+    let last = &held.job.history[7];
+    assert_eq!((&*last.owner, &*last.task), ("worker-1", "run-1"));
+    assert_eq!((last.end, last.renewals), (LeaseEnd::Surrendered, 0));
+}
+
+/// A long reason is cut at a character, not refused.
+pub async fn a_long_reason_is_cut(d: &Driver) {
+    let held = d.held(job()).await;
+    let reason = format!("x{}", "ü".repeat(limits::REASON_BYTES));
+    d.settled(&held, Outcome::Bury { reason }).await;
+    let kept = d.view(held.id()).await.job.history[0].reason.clone();
+    assert_eq!(kept.expect("a reason").len(), limits::REASON_BYTES - 1);
+}
+
+/// Settlements over the limits are refused, and settle nothing.
+pub async fn limits_are_checked(d: &Driver) {
+    let held = d.held(job()).await;
+    let before = d.snapshot().await;
+    let result = Some(vec![0; limits::CHECKPOINT_BYTES + 1].into());
+    let over = limits::DURATION_MAX + secs(1);
+    let good = (&held, complete());
+    let calls = [
+        (
+            "result",
+            vec![good.clone(), (&held, Outcome::Complete { result })],
+        ),
+        ("delay", vec![good.clone(), (&held, retry(over))]),
+        ("delay", vec![(&held, snooze(over))]),
+        ("settlements", vec![good; limits::CALL_ITEMS + 1]),
+    ];
+    for (field, settlements) in calls {
+        let request = d.settle_request(settlements);
+        let error = d.store().settle(request).await.expect_err(field);
+        assert_eq!(
+            (error.kind(), error.field()),
+            (ErrorKind::InvalidInput, Some(field))
+        );
+    }
+    assert_eq!(d.snapshot().await, before);
+}
+
+/// A thousand leases can be settled by one call.
+pub async fn many_in_one_call(d: &Driver) {
+    d.enqueue_many(1_000).await;
+    let held = d.claim(1_000).await;
+    let all = held.iter().map(|held| (held, complete())).collect();
+    let SettleRequest {
+        request,
+        settlements,
+    } = d.settle_request(all);
+    let verdicts = d
+        .store()
+        .settle(SettleRequest {
+            request,
+            settlements,
+        })
+        .await;
+    assert_eq!(verdicts.expect("settle"), vec![HELD; 1_000]);
+    assert_eq!(d.ledger().await.completed, 1_000);
+}

@@ -1,0 +1,25 @@
+//! Every case of the conformance suite on every store that runs in this process.
+
+use leasehold::clock::ManualClock;
+use leasehold::store::MemoryStore;
+use leasehold::store::conformance::ManualFixture;
+
+#[expect(clippy::unused_async, reason = "other stores have to wait for theirs")]
+async fn memory() -> ManualFixture {
+    let clock = ManualClock::default();
+    ManualFixture::new(MemoryStore::with_clock(clock.clone()), clock)
+}
+
+leasehold::conformance!(memory, memory);
+
+// With the SQLite store:
+// #[cfg(feature = "sqlite")]
+// async fn sqlite() -> ManualFixture {
+//     let clock = ManualClock::default();
+//     let dir = tempfile::tempdir().expect("a directory");
+//     let options = SqliteOptions::new().clock(clock.clone()).synchronous_normal();
+//     let store = SqliteStore::with(dir.path().join("jobs.db"), options).expect("a store");
+//     ManualFixture::new(store, clock).keep(dir)
+// }
+// #[cfg(feature = "sqlite")]
+// leasehold::conformance!(sqlite, sqlite);

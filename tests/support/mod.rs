@@ -1,0 +1,145 @@
+//! A store between a worker and its store that misbehaves on demand. Broken variants for control
+//! arms are made here, never in the shipped code.
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use leasehold::inspect::{Query, View};
+use leasehold::job::QueueName;
+use leasehold::store::{
+    Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
+    EnqueueRequest, Enqueued, Expiry, PruneRequest, ReapRequest, Renewal, SessionId, SettleRequest,
+    Store,
+};
+use leasehold::{Error, ErrorKind, Result, Verb, Verdict, async_trait};
+
+/// What becomes of one call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fate {
+    Pass,
+    /// The request does not arrive.
+    LoseRequest,
+    /// The request is applied, and its reply does not arrive.
+    LoseReply,
+    /// The reply never comes.
+    Hang,
+}
+
+type Plan = dyn Fn(Verb) -> Fate + Send + Sync;
+
+/// Counts calls, and lets each of them pass, fail or hang.
+#[derive(Clone)]
+pub(crate) struct Faulty {
+    inner: Arc<dyn Store>,
+    plan: Arc<Plan>,
+    pub(crate) calls: Arc<Calls>,
+    /// Claims and renewals report this many times the time that was granted: a holder that believes
+    /// it relies on its leases for too long.
+    pub(crate) overstate: u32,
+}
+
+#[derive(Default)]
+pub(crate) struct Calls {
+    pub(crate) enqueue: AtomicUsize,
+    pub(crate) claim: AtomicUsize,
+    pub(crate) renew: AtomicUsize,
+    pub(crate) renewed_leases: AtomicUsize,
+    pub(crate) settle: AtomicUsize,
+    pub(crate) checkpoint: AtomicUsize,
+}
+
+impl Faulty {
+    pub(crate) fn new(
+        inner: Arc<dyn Store>,
+        plan: impl Fn(Verb) -> Fate + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            inner,
+            plan: Arc::new(plan),
+            calls: Arc::default(),
+            overstate: 1,
+        }
+    }
+
+    async fn meet<T>(&self, verb: Verb, call: impl Future<Output = Result<T>>) -> Result<T> {
+        let lost = || Error::new(ErrorKind::Unavailable, "cut off").during(verb);
+        match (self.plan)(verb) {
+            Fate::Pass => call.await,
+            Fate::LoseRequest => Err(lost()),
+            Fate::LoseReply => call.await.and_then(|_| Err(lost())),
+            Fate::Hang => std::future::pending().await,
+        }
+    }
+}
+
+#[async_trait]
+impl Store for Faulty {
+    fn name(&self) -> &'static str {
+        "faulty"
+    }
+
+    async fn dedicated(&self) -> Result<Arc<dyn Store>> {
+        Ok(Arc::new(self.clone()))
+    }
+
+    async fn open_session(&self) -> Result<SessionId> {
+        self.meet(Verb::Open, self.inner.open_session()).await
+    }
+
+    async fn enqueue(&self, request: EnqueueRequest) -> Result<Vec<Enqueued>> {
+        self.calls.enqueue.fetch_add(1, Ordering::SeqCst);
+        self.meet(Verb::Enqueue, self.inner.enqueue(request)).await
+    }
+
+    async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
+        self.calls.claim.fetch_add(1, Ordering::SeqCst);
+        let mut claimed = self.meet(Verb::Claim, self.inner.claim(request)).await?;
+        for grant in &mut claimed.grants {
+            grant.granted *= self.overstate;
+        }
+        Ok(claimed)
+    }
+
+    async fn renew(&self, beats: Vec<Beat>) -> Result<Vec<Renewal>> {
+        self.calls.renew.fetch_add(1, Ordering::SeqCst);
+        let leases = beats.iter().map(|beat| beat.leases.len()).sum();
+        self.calls
+            .renewed_leases
+            .fetch_add(leases, Ordering::SeqCst);
+        self.meet(Verb::Renew, self.inner.renew(beats)).await
+    }
+
+    async fn settle(&self, request: SettleRequest) -> Result<Vec<Verdict>> {
+        self.calls.settle.fetch_add(1, Ordering::SeqCst);
+        self.meet(Verb::Settle, self.inner.settle(request)).await
+    }
+
+    async fn checkpoint(&self, request: CheckpointRequest) -> Result<Vec<Checkpointed>> {
+        self.calls.checkpoint.fetch_add(1, Ordering::SeqCst);
+        self.meet(Verb::Checkpoint, self.inner.checkpoint(request))
+            .await
+    }
+
+    async fn reap(&self, request: ReapRequest) -> Result<Vec<Expiry>> {
+        self.meet(Verb::Reap, self.inner.reap(request)).await
+    }
+
+    async fn control(&self, request: ControlRequest) -> Result<Controlled> {
+        self.meet(Verb::Control, self.inner.control(request)).await
+    }
+
+    async fn inspect(&self, query: Query) -> Result<View> {
+        self.inner.inspect(query).await
+    }
+
+    async fn wait(&self, queues: &[QueueName], suspects: bool, limit: Duration) -> Result<()> {
+        self.inner.wait(queues, suspects, limit).await
+    }
+
+    async fn prune(&self, request: PruneRequest) -> Result<u64> {
+        self.meet(Verb::Prune, self.inner.prune(request)).await
+    }
+}

@@ -6,14 +6,11 @@
 //! ```
 //! The three sides take turns; a ratio is the median of the ratios of the rounds.
 
-#![allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
-
 mod common;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use common::{Sum, bare_loop, drain, enqueue, median, per_second, setting};
+use common::{Stopwatch, Sum, Took, bare_loop, drain, enqueue, median, setting};
 use leasehold::job::QueueName;
 use leasehold::lease::Nonce;
 use leasehold::store::{
@@ -29,28 +26,31 @@ fn main() {
     let rounds = setting("ROUNDS", 15, 1);
     common::record_metrics();
     common::runtime().block_on(async {
-        let (mut ours, mut bare, mut spawned) = (vec![], vec![], vec![]);
+        let [mut bare, mut ours, mut spawned] = [const { Vec::new() }; 3];
         for _ in 0..rounds {
-            bare.push(per_second(jobs, bare_loop(jobs).await));
-            ours.push(per_second(
-                jobs,
-                drain(&queued(jobs).await, jobs, SLOTS).await,
-            ));
-            spawned.push(per_second(
-                jobs,
-                spawn_per_job(&queued(jobs).await, jobs).await,
-            ));
+            bare.push(bare_loop(jobs).await);
+            ours.push(drain(&queued(jobs).await, jobs, SLOTS).await);
+            spawned.push(spawn_per_job(&queued(jobs).await, jobs).await);
         }
-        let ratio = |others: &[f64]| median(ours.iter().zip(others).map(|(a, b)| a / b));
         println!("{jobs} jobs, {SLOTS} slots, {rounds} rounds");
-        println!("  bare loop        {:>10.0} jobs/s", median(bare.clone()));
-        println!("  leasehold        {:>10.0} jobs/s", median(ours.clone()));
-        println!(
-            "  spawn per job    {:>10.0} jobs/s",
-            median(spawned.clone())
-        );
-        println!("  leasehold / bare loop      {:.2}", ratio(&bare));
-        println!("  leasehold / spawn per job  {:.2}", ratio(&spawned));
+        for (name, side) in [
+            ("bare loop", &bare),
+            ("leasehold", &ours),
+            ("spawn per job", &spawned),
+        ] {
+            let rate = median(side.iter().map(|took| took.per_second(jobs)));
+            let cpu = median(side.iter().map(|took| took.cpu_per_job(jobs)));
+            println!("  {name:<14} {rate:>9.0} jobs/s   {cpu:.2} µs of CPU each");
+        }
+        let pairs = |others: &[Took], of: fn(Took, usize) -> f64| {
+            let pairs = ours.iter().zip(others);
+            median(pairs.map(|(a, b)| of(*a, jobs) / of(*b, jobs)))
+        };
+        for (name, side) in [("bare loop", &bare), ("spawn per job", &spawned)] {
+            let rate = pairs(side, Took::per_second);
+            let cpu = pairs(side, Took::cpu_per_job);
+            println!("  leasehold / {name:<14} rate {rate:.2}   CPU {cpu:.2}");
+        }
     });
 }
 
@@ -62,13 +62,13 @@ async fn queued(jobs: usize) -> Client {
 
 /// The plain way: claim a batch, spawn a task for each job under a semaphore, settle what gathers.
 /// It renews nothing and records nothing.
-async fn spawn_per_job(client: &Client, jobs: usize) -> Duration {
+async fn spawn_per_job(client: &Client, jobs: usize) -> Took {
     let store = Arc::clone(client.store());
     let session = store.open_session().await.expect("a session");
     let sum = Sum::default();
     let slots = Arc::new(Semaphore::new(SLOTS));
     let (done, settling) = mpsc::unbounded_channel();
-    let began = Instant::now();
+    let watch = Stopwatch::start();
     let settler = tokio::spawn(settle(Arc::clone(&store), session, settling, jobs));
     let (mut claimed, mut seq) = (0, 0);
     while claimed < jobs {
@@ -90,7 +90,7 @@ async fn spawn_per_job(client: &Client, jobs: usize) -> Duration {
         }
     }
     settler.await.expect("no panics");
-    let took = began.elapsed();
+    let took = watch.stop();
     sum.check(jobs);
     took
 }

@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::{bare_sqlite, drain, enqueue, median, per_second, setting};
+use common::{bare_sqlite, drain, enqueue, median, setting};
 use leasehold::Client;
 
 const SLOTS: usize = 16;
@@ -25,15 +25,18 @@ fn main() {
         for _ in 0..rounds {
             let file = dir.path().join("bare.db");
             let deleted = tokio::task::spawn_blocking(move || bare_sqlite(&file, jobs));
-            let took = deleted.await.expect("no panics").expect("the bare engine");
-            bare.push(per_second(jobs, took));
+            bare.push(deleted.await.expect("no panics").expect("the bare engine"));
             enqueue(&client, jobs).await;
-            ours.push(per_second(jobs, drain(&client, jobs, SLOTS).await));
+            ours.push(drain(&client, jobs, SLOTS).await);
         }
-        let ratio = median(ours.iter().zip(&bare).map(|(a, b)| a / b));
         println!("{jobs} jobs, {SLOTS} slots, {rounds} rounds, synchronous=FULL");
-        println!("  bare engine  {:>10.0} jobs/s", median(bare));
-        println!("  leasehold    {:>10.0} jobs/s", median(ours));
+        for (name, side) in [("bare engine", &bare), ("leasehold", &ours)] {
+            let rate = median(side.iter().map(|took| took.per_second(jobs)));
+            let cpu = median(side.iter().map(|took| took.cpu_per_job(jobs)));
+            println!("  {name:<12} {rate:>8.0} jobs/s   {cpu:.2} µs of CPU each");
+        }
+        let pairs = ours.iter().zip(&bare);
+        let ratio = median(pairs.map(|(a, b)| a.per_second(jobs) / b.per_second(jobs)));
         println!("  leasehold / bare engine  {ratio:.2}");
     });
 }

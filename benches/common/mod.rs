@@ -18,13 +18,13 @@ use leasehold::{Client, Context, Failure, Handler, Job, NewJob, async_trait};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use serde::{Deserialize, Serialize};
 
-pub type Running<'a> = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 'a>>;
+pub(crate) type Running<'a> = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 'a>>;
 
 /// Bytes of JSON in a payload.
 const PAYLOAD: usize = 100;
 
 /// A setting: from the environment, or by whether there is time.
-pub fn setting(name: &str, full: usize, quick: usize) -> usize {
+pub(crate) fn setting(name: &str, full: usize, quick: usize) -> usize {
     let given = std::env::var(format!("LEASEHOLD_BENCH_{name}"));
     let hurry = std::env::var_os("LEASEHOLD_BENCH_QUICK").is_some()
         || !std::env::args().any(|arg| arg == "--bench");
@@ -35,7 +35,7 @@ pub fn setting(name: &str, full: usize, quick: usize) -> usize {
     }
 }
 
-pub fn runtime() -> tokio::runtime::Runtime {
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -43,7 +43,7 @@ pub fn runtime() -> tokio::runtime::Runtime {
 }
 
 /// Installs the recorder that a service would have, and folds its histograms as one would.
-pub fn record_metrics() {
+pub(crate) fn record_metrics() {
     let mut builder = PrometheusBuilder::new();
     for (name, buckets) in metrics::BUCKETS {
         let name = Matcher::Full((*name).to_owned());
@@ -61,7 +61,7 @@ pub fn record_metrics() {
 }
 
 #[derive(Serialize, Deserialize)]
-pub struct Numbered {
+pub(crate) struct Numbered {
     n: usize,
     pad: String,
 }
@@ -70,14 +70,14 @@ impl Job for Numbered {
     const KIND: &'static str = "bench";
 }
 
-pub fn job(n: usize) -> NewJob {
+pub(crate) fn job(n: usize) -> NewJob {
     let pad = "x".repeat(PAYLOAD - r#"{"n":12345,"pad":""}"#.len());
     NewJob::of(&Numbered { n, pad }).expect("a job")
 }
 
 /// The handler: adds up what it saw.
 #[derive(Clone, Default)]
-pub struct Sum(Arc<Seen>);
+pub(crate) struct Sum(Arc<Seen>);
 
 #[derive(Default)]
 struct Seen {
@@ -91,12 +91,12 @@ impl Sum {
         self.0.runs.fetch_add(1, Ordering::Release);
     }
 
-    pub fn runs(&self) -> usize {
+    pub(crate) fn runs(&self) -> usize {
         self.0.runs.load(Ordering::Acquire)
     }
 
     /// The same work without a lease: decodes the payload, and the same body in a box.
-    pub fn bare(&self, payload: &[u8]) -> Running<'_> {
+    pub(crate) fn bare(&self, payload: &[u8]) -> Running<'_> {
         let job: Numbered = serde_json::from_slice(payload).expect("a payload");
         Box::pin(async move {
             self.note(job.n);
@@ -105,7 +105,7 @@ impl Sum {
     }
 
     /// Every job ran, and none twice.
-    pub fn check(&self, jobs: usize) {
+    pub(crate) fn check(&self, jobs: usize) {
         let sum = self.0.sum.load(Ordering::Relaxed);
         let all = jobs as u64 * (jobs as u64 - 1) / 2;
         assert_eq!(
@@ -124,7 +124,7 @@ impl Handler<Numbered> for Sum {
     }
 }
 
-pub async fn enqueue(client: &Client, jobs: usize) {
+pub(crate) async fn enqueue(client: &Client, jobs: usize) {
     for from in (0..jobs).step_by(1_000) {
         let batch = (from..(from + 1_000).min(jobs)).map(job).collect();
         client.enqueue_all(batch).await.expect("enqueued");
@@ -132,17 +132,17 @@ pub async fn enqueue(client: &Client, jobs: usize) {
 }
 
 /// One worker drains what is queued; until the last completion is settled.
-pub async fn drain(client: &Client, jobs: usize, slots: usize) -> Duration {
+pub(crate) async fn drain(client: &Client, jobs: usize, slots: usize) -> Took {
     let sum = Sum::default();
-    let settled: Arc<OnceLock<Instant>> = Arc::default();
+    let settled: Arc<OnceLock<Took>> = Arc::default();
     let target = completed(client).await + jobs as u64;
+    let watch = Stopwatch::start();
     let until = async {
         while sum.runs() < jobs || completed(client).await < target {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        let _ = settled.set(Instant::now());
+        let _ = settled.set(watch.stop());
     };
-    let began = Instant::now();
     client
         .worker()
         .handle(sum.clone())
@@ -151,7 +151,7 @@ pub async fn drain(client: &Client, jobs: usize, slots: usize) -> Duration {
         .await
         .expect("a worker");
     sum.check(jobs);
-    *settled.get().expect("settled") - began
+    *settled.get().expect("settled")
 }
 
 async fn completed(client: &Client) -> u64 {
@@ -160,18 +160,18 @@ async fn completed(client: &Client) -> u64 {
 }
 
 /// A locked deque, and one loop that pops it and awaits the handler.
-pub async fn bare_loop(jobs: usize) -> Duration {
+pub(crate) async fn bare_loop(jobs: usize) -> Took {
     let deque: VecDeque<_> = (0..jobs).map(|n| job(n).payload).collect();
     let deque = Mutex::new(deque);
     let sum = Sum::default();
     tokio::spawn(async move {
-        let began = Instant::now();
+        let watch = Stopwatch::start();
         loop {
             let payload = deque.lock().expect("no panics").pop_front();
             let Some(payload) = payload else { break };
             sum.bare(&payload).await.expect("done");
         }
-        let took = began.elapsed();
+        let took = watch.stop();
         sum.check(jobs);
         took
     })
@@ -181,7 +181,7 @@ pub async fn bare_loop(jobs: usize) -> Duration {
 
 /// One table: rows go in and come out, a hundred in a transaction, `synchronous=FULL`.
 #[cfg(feature = "sqlite")]
-pub fn bare_sqlite(file: &Path, jobs: usize) -> rusqlite::Result<Duration> {
+pub(crate) fn bare_sqlite(file: &Path, jobs: usize) -> rusqlite::Result<Took> {
     let db = rusqlite::Connection::open(file)?;
     db.pragma_update(None, "journal_mode", "WAL")?;
     db.pragma_update(None, "synchronous", "FULL")?;
@@ -199,7 +199,7 @@ pub fn bare_sqlite(file: &Path, jobs: usize) -> rusqlite::Result<Duration> {
     let mut delete = db.prepare(
         "DELETE FROM raw WHERE id IN (SELECT id FROM raw ORDER BY id LIMIT 100) RETURNING payload",
     )?;
-    let began = Instant::now();
+    let watch = Stopwatch::start();
     let mut taken = 0;
     while taken < jobs {
         let mut rows = delete.query([])?;
@@ -208,21 +208,50 @@ pub fn bare_sqlite(file: &Path, jobs: usize) -> rusqlite::Result<Duration> {
             taken += 1;
         }
     }
-    Ok(began.elapsed())
+    Ok(watch.stop())
 }
 
 /// CPU time of this process, all threads.
-pub fn cpu_time() -> Duration {
+pub(crate) fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-pub fn median(figures: impl IntoIterator<Item = f64>) -> f64 {
+/// What a round took, on the clock and of the CPU.
+#[derive(Clone, Copy)]
+pub(crate) struct Took {
+    wall: Duration,
+    cpu: Duration,
+}
+
+impl Took {
+    pub(crate) fn per_second(self, jobs: usize) -> f64 {
+        jobs as f64 / self.wall.as_secs_f64()
+    }
+
+    /// Microseconds of CPU per job: steadier than the clock on a machine that others use.
+    pub(crate) fn cpu_per_job(self, jobs: usize) -> f64 {
+        self.cpu.as_secs_f64() * 1e6 / jobs as f64
+    }
+}
+
+pub(crate) struct Stopwatch(Instant, Duration);
+
+impl Stopwatch {
+    pub(crate) fn start() -> Self {
+        Self(Instant::now(), cpu_time())
+    }
+
+    pub(crate) fn stop(&self) -> Took {
+        Took {
+            wall: self.0.elapsed(),
+            cpu: cpu_time() - self.1,
+        }
+    }
+}
+
+pub(crate) fn median(figures: impl IntoIterator<Item = f64>) -> f64 {
     let mut figures: Vec<f64> = figures.into_iter().collect();
     figures.sort_by(f64::total_cmp);
     figures[figures.len() / 2]
-}
-
-pub fn per_second(jobs: usize, took: Duration) -> f64 {
-    jobs as f64 / took.as_secs_f64()
 }

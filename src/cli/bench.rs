@@ -141,14 +141,14 @@ impl Target {
     fn of(url: &str) -> Result<Self, Trouble> {
         let (address, query) = url.split_once('?').unwrap_or((url, ""));
         let Some(path) = address.strip_prefix("sqlite:") else {
-            // Anything but a store that can be opened is refused when it is.
-            return match address.starts_with("memory:") {
-                true => Ok(Self::Memory),
-                false => Err(Trouble::Usage(format!(
-                    "bench: cannot measure {:?} stores; memory: and sqlite: can be measured",
-                    address.split(':').next().unwrap_or_default()
-                ))),
-            };
+            if address.starts_with("memory:") {
+                return Ok(Self::Memory);
+            }
+            // The address may hold a password: only its scheme is shown.
+            let scheme = address.split(':').next().unwrap_or_default();
+            return Err(Trouble::Usage(format!(
+                "bench: cannot measure {scheme:?} stores; memory: and sqlite: can be measured"
+            )));
         };
         let path = path.strip_prefix("//").unwrap_or(path);
         let given = (!path.is_empty()).then(|| PathBuf::from(path));

@@ -1,6 +1,5 @@
 //! The store under measurement: typed jobs through the client and a worker.
 
-use std::pin::Pin;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -15,7 +14,7 @@ use super::bench_raw::Rates;
 use crate::client::Client;
 use crate::clock::{micros, monotonic};
 use crate::context::Context;
-use crate::handler::{Failure, Handler};
+use crate::handler::{Failure, Handler, Running};
 use crate::job::{Job, NewJob, limits};
 
 /// Callers that enqueue at the same time.
@@ -99,10 +98,7 @@ impl Handler<Numbered> for Count {
 
 impl Count {
     /// The same work without a lease: decodes the payload, and the same body in a box.
-    pub(super) fn bare(
-        &self,
-        payload: &[u8],
-    ) -> Result<Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + '_>>, Failure> {
+    pub(super) fn bare(&self, payload: &[u8]) -> Result<Running<'_>, Failure> {
         let job: Numbered = serde_json::from_slice(payload)?;
         Ok(Box::pin(async move {
             self.0.note(job.n);

@@ -237,9 +237,12 @@ impl Ending {
     fn text(&self) -> String {
         let ledger = &self.ledger;
         let paint = Paint::new(std::io::IsTerminal::is_terminal(&std::io::stdout()));
-        let mark = |good: bool| match good {
-            true => paint.good("✓"),
-            false => paint.bad("✗"),
+        let mark = |good: bool| {
+            if good {
+                paint.good("✓")
+            } else {
+                paint.bad("✗")
+            }
         };
         let ends = [
             ("completed", ledger.completed),

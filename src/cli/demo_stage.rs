@@ -59,7 +59,7 @@ pub(super) struct Stage {
     url: String,
     slots: usize,
     term: Duration,
-    children: Vec<Troupe>,
+    children: Vec<Actor>,
     states: Vec<WorkerState>,
     news: mpsc::UnboundedReceiver<(usize, News)>,
     post: mpsc::UnboundedSender<(usize, News)>,
@@ -85,9 +85,9 @@ pub(super) struct Gone {
 }
 
 /// A worker process. It ends with its guard, frozen or not.
-struct Troupe(Child);
+struct Actor(Child);
 
-impl Troupe {
+impl Actor {
     fn signal(&self, signal: Signal) -> Result<(), Trouble> {
         let pid = Pid::from_child(&self.0);
         kill_process(pid, signal).map_err(|error| Trouble::Failed(format!("{signal:?}: {error}")))
@@ -106,7 +106,7 @@ impl Troupe {
     }
 }
 
-impl Drop for Troupe {
+impl Drop for Actor {
     fn drop(&mut self) {
         if matches!(self.0.try_wait(), Ok(None)) {
             // SIGKILL ends a stopped process, too.
@@ -158,7 +158,7 @@ impl Stage {
                 .process_group(0)
                 .spawn()?;
             let stdout = child.stdout.take();
-            self.children.push(Troupe(child));
+            self.children.push(Actor(child));
             let post = self.post.clone();
             std::thread::spawn(move || {
                 let lines = stdout

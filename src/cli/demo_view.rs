@@ -3,6 +3,7 @@
 //! On a terminal the table is redrawn in place. Elsewhere only the headlines are printed, with the
 //! time, so that a log stays a log.
 
+use std::io::{IsTerminal as _, Write as _};
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
@@ -27,7 +28,7 @@ struct Live {
 
 impl View {
     pub(super) fn new(workers: usize) -> Self {
-        let terminal = super::stderr_is_a_terminal();
+        let terminal = std::io::stderr().is_terminal();
         let live = terminal.then(|| {
             let multi = MultiProgress::new();
             let style = ProgressStyle::with_template("{msg}")
@@ -70,20 +71,18 @@ impl View {
     }
 
     fn print(&self, line: &str) {
-        match &self.live {
-            Some(live) => drop(live.multi.println(line)),
-            None => drop(std::io::Write::write_fmt(
-                &mut std::io::stderr(),
-                format_args!("{line}\n"),
-            )),
-        }
+        // Nobody may be looking.
+        let _ = match &self.live {
+            Some(table) => table.multi.println(line),
+            None => writeln!(std::io::stderr(), "{line}"),
+        };
     }
 
     pub(super) fn draw(&self, seen: &Snapshot, workers: &[WorkerState], term: Duration) {
-        let Some(live) = &self.live else { return };
+        let Some(table) = &self.live else { return };
         for (number, state) in workers.iter().enumerate() {
             let line = self.row(number + 1, *state, seen, term);
-            live.rows[number + 1].set_message(line);
+            table.rows[number + 1].set_message(line);
         }
         let (counts, ledger) = (&seen.counts, &seen.ledger);
         let queue = format!(
@@ -94,7 +93,7 @@ impl View {
             ledger.expired(),
             ledger.fenced,
         );
-        live.rows[workers.len() + 1].set_message(self.paint.dim(&queue));
+        table.rows[workers.len() + 1].set_message(self.paint.dim(&queue));
     }
 
     fn row(&self, number: usize, state: WorkerState, seen: &Snapshot, term: Duration) -> String {
@@ -107,9 +106,10 @@ impl View {
             .of(number)
             .map(|lease| self.lease(lease, term))
             .collect();
-        let leases = match leases.is_empty() {
-            true => self.paint.dim("no leases"),
-            false => leases.join("   "),
+        let leases = if leases.is_empty() {
+            self.paint.dim("no leases")
+        } else {
+            leases.join("   ")
         };
         format!("  worker {number}  {word}  {leases}")
     }
@@ -139,6 +139,12 @@ impl View {
             }
             let _ = live.multi.clear();
         }
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 

@@ -98,16 +98,16 @@ pub(super) async fn run(args: &Args, url: &str) -> Done {
 
 /// Resolves when the demo is gone or wants no more.
 async fn stdin_closes() {
-    let (closed, closes) = oneshot::channel::<()>();
+    let (open, closing) = oneshot::channel::<()>();
     std::thread::spawn(move || {
         let mut stdin = std::io::stdin().lock();
         let mut byte = [0];
         while matches!(stdin.read(&mut byte), Ok(1)) {}
-        drop(closed);
+        drop(open);
         std::thread::sleep(2 * LAST_CALL);
         std::process::exit(1);
     });
-    let _ = closes.await;
+    let _ = closing.await;
 }
 
 fn observe(event: &Event<'_>) {

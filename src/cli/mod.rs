@@ -11,7 +11,7 @@
 //! | `stats` | `leasehold stats` |
 //! | `out`, `scratch` | how things are printed; a directory for what must not stay |
 
-use std::io::{self, IsTerminal as _};
+use std::io;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind as Clap;
@@ -23,9 +23,13 @@ use crate::error::{Error, ErrorKind};
 mod bench;
 mod bench_raw;
 mod bench_run;
+#[cfg(unix)]
 mod demo;
+#[cfg(unix)]
 mod demo_stage;
+#[cfg(unix)]
 mod demo_view;
+#[cfg(unix)]
 mod demo_worker;
 mod enqueue;
 mod out;
@@ -74,6 +78,7 @@ enum Output {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Kill one worker, freeze another, and watch the leases move
+    #[cfg(unix)]
     Demo(demo::Args),
     /// Measure a store through the worker runtime, beside its bare engine
     Bench(bench::Args),
@@ -81,6 +86,7 @@ enum Command {
     Enqueue(enqueue::Args),
     /// Show the queues: jobs by state, the ledger, the oldest ready job
     Stats(stats::Args),
+    #[cfg(unix)]
     #[command(hide = true)]
     DemoWorker(demo_worker::Args),
 }
@@ -151,6 +157,7 @@ pub fn main() -> ExitCode {
 fn start(cli: &Cli) -> Done {
     let mut builder = match cli.command {
         // A demo worker is a small process: its handlers only sleep.
+        #[cfg(unix)]
         Command::DemoWorker(_) => tokio::runtime::Builder::new_current_thread(),
         _ => tokio::runtime::Builder::new_multi_thread(),
     };
@@ -158,7 +165,9 @@ fn start(cli: &Cli) -> Done {
     let json = cli.output == Output::Json;
     let done = runtime.block_on(async {
         match &cli.command {
+            #[cfg(unix)]
             Command::Demo(args) => demo::run(args, json).await,
+            #[cfg(unix)]
             Command::DemoWorker(args) => demo_worker::run(args, cli.url()?).await,
             Command::Bench(args) => bench::run(args, cli, json).await,
             Command::Enqueue(args) => enqueue::run(args, cli.url()?, json).await,
@@ -197,8 +206,4 @@ fn refuse(error: &clap::Error) -> ExitCode {
     let text = text.split("\n\n").next().unwrap_or_default();
     let text = text.strip_prefix("error: ").unwrap_or(text);
     complain(&format!("{text}; try --help"), 2)
-}
-
-fn stderr_is_a_terminal() -> bool {
-    io::stderr().is_terminal()
 }

@@ -89,10 +89,8 @@ fn tables(queues: &[QueueView]) -> String {
     }
     let jobs = queues.iter().map(|view| {
         let counts = &view.counts;
-        let name = match view.paused {
-            true => format!("{} (paused)", view.queue),
-            false => view.queue.to_string(),
-        };
+        let paused = if view.paused { " (paused)" } else { "" };
+        let name = format!("{}{paused}", view.queue);
         let oldest = view.oldest_ready.map_or("-".to_owned(), out::short);
         let figures = [
             counts.scheduled,

@@ -73,6 +73,8 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "cli")]
+pub mod cli;
 mod client;
 pub mod clock;
 mod context;

@@ -1,0 +1,118 @@
+//! The bare engines: what the same machine does without leases.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use bytes::Bytes;
+use rusqlite::Connection;
+
+use super::Trouble;
+use super::bench_run::{BATCH, Count, Numbered, Tally, rate};
+use crate::clock::monotonic;
+
+/// Jobs a second.
+pub(super) struct Rates {
+    pub(super) enqueue: f64,
+    pub(super) drain: f64,
+}
+
+/// A locked deque, and one loop that pops it and awaits the handler.
+pub(super) async fn memory(jobs: usize, payload: usize) -> Result<Rates, Trouble> {
+    let deque: Mutex<VecDeque<Bytes>> = Mutex::default();
+    let make = Numbered::maker(payload);
+    let began = monotonic();
+    for n in 0..jobs {
+        let payload = encode(&make(n))?;
+        let mut deque = deque.lock().unwrap_or_else(PoisonError::into_inner);
+        deque.push_back(payload.into());
+    }
+    let enqueue = rate(jobs, began.elapsed());
+
+    let tally = Tally::new(jobs);
+    let handler = Count(tally);
+    // On a worker thread of the runtime, as the slots are.
+    let popping = tokio::spawn(async move {
+        let began = monotonic();
+        loop {
+            let payload = deque
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .pop_front();
+            let Some(payload) = payload else { break };
+            if let Ok(running) = handler.bare(&payload) {
+                let _ = running.await;
+            }
+        }
+        began.elapsed()
+    });
+    let took = popping
+        .await
+        .map_err(|error| Trouble::Failed(format!("bench: {error}")))?;
+    Ok(Rates {
+        enqueue,
+        drain: rate(jobs, took),
+    })
+}
+
+/// One table; rows go in and come out, a hundred in a transaction.
+pub(super) fn sqlite(
+    file: &Path,
+    full: bool,
+    jobs: usize,
+    payload: usize,
+) -> Result<Rates, Trouble> {
+    rows(file, full, jobs, payload)
+        .map_err(|error| Trouble::Failed(format!("bench: bare engine: {error}")))
+}
+
+fn rows(
+    file: &Path,
+    full: bool,
+    jobs: usize,
+    payload: usize,
+) -> Result<Rates, Box<dyn std::error::Error>> {
+    let db = Connection::open(file)?;
+    db.pragma_update(None, "journal_mode", "WAL")?;
+    db.pragma_update(None, "synchronous", if full { "FULL" } else { "NORMAL" })?;
+    db.execute_batch(
+        "CREATE TABLE IF NOT EXISTS raw (id INTEGER PRIMARY KEY, payload BLOB NOT NULL)",
+    )?;
+    let make = Numbered::maker(payload);
+    let began = monotonic();
+    let mut insert = db.prepare("INSERT INTO raw (payload) VALUES (?)")?;
+    for from in (0..jobs).step_by(BATCH) {
+        db.execute_batch("BEGIN IMMEDIATE")?;
+        for n in from..(from + BATCH).min(jobs) {
+            insert.execute([serde_json::to_vec(&make(n))?])?;
+        }
+        db.execute_batch("COMMIT")?;
+    }
+    let enqueue = rate(jobs, began.elapsed());
+
+    let began = monotonic();
+    let mut delete = db.prepare(&format!(
+        "DELETE FROM raw WHERE id IN (SELECT id FROM raw ORDER BY id LIMIT {BATCH})
+         RETURNING payload"
+    ))?;
+    let mut taken = 0;
+    while taken < jobs {
+        let mut rows = delete.query([])?;
+        let before = taken;
+        while let Some(row) = rows.next()? {
+            row.get_ref(0)?.as_blob()?;
+            taken += 1;
+        }
+        if taken == before {
+            return Err("rows are missing".into());
+        }
+    }
+    Ok(Rates {
+        enqueue,
+        drain: rate(jobs, began.elapsed()),
+    })
+}
+
+fn encode(job: &Numbered) -> Result<Vec<u8>, Trouble> {
+    serde_json::to_vec(job).map_err(|error| Trouble::Failed(format!("bench: {error}")))
+}

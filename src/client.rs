@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::inspect::{self, JobView, QueueView};
 use crate::job::{Job, JobId, Namespace, NewJob};
-use crate::lifecycle::enqueue::Enqueuer;
+use crate::lifecycle::enqueue::{Enqueuer, no_answer};
 use crate::lifecycle::lane::{Answer, Session};
 use crate::lifecycle::pool::SuspectGate;
 use crate::observe::{Event, Observer, Observers};
@@ -39,7 +39,8 @@ pub struct Client {
 impl Client {
     /// Opens the store that a URL names: `memory:`, `sqlite://jobs.db` (relative),
     /// `sqlite:///var/lib/app/jobs.db` (absolute). `?namespace=NAME` picks an application's share
-    /// of it, `&synchronous=normal` trades the last moments before a power cut for speed.
+    /// of it, `&synchronous=normal` trades the last moments before a power cut for speed. Each
+    /// `memory:` is a store of its own; clones of the client share it.
     ///
     /// # Errors
     /// `InvalidInput` for a URL that names no store of this build; any that opening can give.
@@ -97,9 +98,7 @@ impl Client {
     /// As [`enqueue`](Self::enqueue).
     pub async fn enqueue_new(&self, job: NewJob) -> Result<Enqueued> {
         let enqueued = self.enqueue_all(vec![job]).await?;
-        enqueued.first().copied().ok_or_else(|| {
-            Error::new(ErrorKind::Unexpected, "the store answered for no job").during(Verb::Enqueue)
-        })
+        enqueued.first().copied().ok_or_else(no_answer)
     }
 
     /// Stores up to 10,000 jobs, per queue together or not at all. One answer per job, in order.

@@ -14,6 +14,7 @@ use crate::error::{Result, Verb};
 use crate::handler::Failure;
 use crate::job::{Job, JobId, JobRecord, NewJob, QueueName, SavedCheckpoint, at_most, limits};
 use crate::lease::{FencingToken, Progress, Receipt};
+use crate::lifecycle::enqueue::no_answer;
 use crate::lifecycle::fence::{Held, HeldLease, Stop};
 use crate::lifecycle::pool::Pool;
 use crate::observe::Event;
@@ -22,14 +23,17 @@ use crate::store::{Checkpoint, Checkpointed, Enqueued};
 /// The lease that a handler works under. Clones are the same lease.
 #[derive(Clone)]
 pub struct Context {
-    pool: Arc<Pool>,
     held: Arc<Held>,
     index: usize,
 }
 
 impl Context {
-    pub(crate) fn new(pool: Arc<Pool>, held: Arc<Held>, index: usize) -> Self {
-        Self { pool, held, index }
+    pub(crate) fn new(held: Arc<Held>, index: usize) -> Self {
+        Self { held, index }
+    }
+
+    fn pool(&self) -> &Pool {
+        &self.held.pool
     }
 
     fn lease(&self) -> &HeldLease {
@@ -68,12 +72,12 @@ impl Context {
 
     /// The worker that holds the lease.
     pub fn owner(&self) -> &str {
-        &self.pool.owner
+        &self.pool().owner
     }
 
     /// The run that the worker serves.
     pub fn task(&self) -> &str {
-        &self.pool.task
+        &self.pool().task
     }
 
     /// How long the lease can still be relied on, on the monotonic clock. Grows with each renewal.
@@ -152,7 +156,7 @@ impl Context {
             bytes: bytes.into(),
         };
         let answers = self
-            .pool
+            .pool()
             .checkpoints
             .submit(vec![checkpoint], weight)
             .await?;
@@ -163,7 +167,7 @@ impl Context {
                     self.lease().stop(Stop::Cancel);
                 }
                 self.held.touch(self.index, monotonic());
-                self.pool.observers.emit(|| Event::Checkpointed {
+                self.pool().observers.emit(|| Event::Checkpointed {
                     queue,
                     job,
                     token,
@@ -174,9 +178,11 @@ impl Context {
             // A later one of this handler's own got there first.
             Some(Checkpointed::Behind { .. }) => Ok(()),
             Some(Checkpointed::Fenced) | None => {
-                self.pool.queues[self.held.queue].meter.checkpoint_fenced();
+                self.pool().queues[self.held.queue]
+                    .meter
+                    .checkpoint_fenced();
                 let verb = Verb::Checkpoint;
-                self.pool.observers.emit(|| Event::Fenced {
+                self.pool().observers.emit(|| Event::Fenced {
                     verb,
                     queue,
                     job,
@@ -216,9 +222,8 @@ impl Context {
     /// # Errors
     /// As [`Client::enqueue`](crate::Client::enqueue).
     pub async fn enqueue_new(&self, job: NewJob) -> Result<Enqueued> {
-        let id = JobId::generate();
-        let enqueued = self.pool.enqueuer.enqueue(vec![job]).await?;
-        Ok(enqueued.first().copied().unwrap_or(Enqueued::New(id)))
+        let enqueued = self.pool().enqueuer.enqueue(vec![job]).await?;
+        enqueued.first().copied().ok_or_else(no_answer)
     }
 }
 

@@ -1,4 +1,77 @@
 //! Background work under leases.
+//!
+//! A worker *claims* jobs for a limited time, *renews* while the handler runs, and *settles* each job
+//! with the receipt of that one claim. If the worker dies, the lease expires in the store, by the
+//! passage of time alone, and somebody else claims the job. Every claim carries a *fencing token*
+//! that only ever grows: a resource that checks it refuses an owner that has been replaced and does
+//! not know it.
+//!
+//! It is not exactly-once: a job runs at least once. It is not a workflow engine, and no
+//! broker for many readers. It does not run on several machines yet.
+//!
+//! ```
+//! use leasehold::{Client, Context, Job};
+//! use serde::{Deserialize, Serialize};
+//!
+//! #[derive(Serialize, Deserialize)]
+//! struct Greet { name: String }
+//!
+//! impl Job for Greet {
+//!     const KIND: &'static str = "greet";
+//! }
+//!
+//! async fn greet(job: Greet, ctx: Context) -> anyhow::Result<()> {
+//!     println!("hello {} (attempt {}, token {})", job.name, ctx.attempt(), ctx.token());
+//!     Ok(())
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> anyhow::Result<()> {
+//! let client = Client::open("memory:").await?; // or "sqlite://jobs.db"
+//! client.enqueue(&Greet { name: "world".into() }).await?;
+//! # let a_moment = tokio::time::sleep(std::time::Duration::from_millis(50));
+//! # client.worker().handle(greet).run_until(a_moment).await?;
+//! # let ledger = client.queues().await?[0].ledger;
+//! # assert_eq!(ledger.completed, 1);
+//! # async fn not_run(client: Client) -> anyhow::Result<()> {
+//! client.worker().handle(greet).run().await?; // until SIGTERM or Ctrl-C, then drains
+//! # Ok(()) }
+//! # Ok(()) }
+//! ```
+//!
+//! Where to go from here: [`Client`] opens a store and enqueues, [`WorkerBuilder`] describes a worker,
+//! [`Context`] is what a handler knows of its lease, [`Failure`] what it can wish for. The [`guide`]
+//! explains the rest.
+//!
+//! # Layout
+//!
+//! A job's life is a row of verbs, and each verb is a file. Put yourself in as a job: you are
+//! enqueued in `lifecycle/enqueue.rs`, cross the [`Store`] trait, and meet one file of the same name.
+//!
+//! | place | what is there |
+//! |---|---|
+//! | `client.rs` | the door: open, enqueue, start workers, look, intervene |
+//! | `job.rs`, `lease.rs`, `retry.rs` | data and pure rules: jobs and their limits, tokens, receipts and terms, waits |
+//! | `handler.rs`, `context.rs` | what the user writes, and what it is given |
+//! | `worker.rs` | the one place that wires the parts of a pool together |
+//! | `lifecycle/` | one file per verb: `enqueue`, `claim`, `run`, `renew`, `fence`, `settle`, `expire`, `prune`; `mod.rs` has the transition table |
+//! | `store/` | the [`Store`] trait, and a folder per store with the same verb-named files |
+//! | `store/conformance/` | the contract as test cases, for any store |
+//! | `observe/` | events, and what is made of them: metrics, `tracing` records |
+//! | `inspect.rs` | looking without touching: counts, ledger, live leases, jobs, audit |
+//! | `clock.rs` | the only file that asks the time |
+//! | `error.rs` | trouble below the answer |
+//! | `guide/` | this documentation's prose, compiled as tests |
+//! | `bin/leasehold.rs` | the command |
+//!
+//! # Features
+//!
+//! - `sqlite` (default): the store in one SQLite file, for several processes of one machine. The
+//!   memory store is always there.
+//! - `conformance`: the test cases that every store must pass.
+//! - `cli`: the `leasehold` command.
+
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(feature = "cli")]
 pub mod cli;
@@ -7,6 +80,7 @@ pub mod clock;
 mod context;
 mod error;
 pub mod executor;
+pub mod guide;
 mod handler;
 pub mod inspect;
 pub mod job;
@@ -27,3 +101,8 @@ pub use lease::{FencingToken, LeaseTerms, Receipt, Verdict};
 pub use retry::RetryPolicy;
 pub use store::{MemoryStore, Store};
 pub use worker::{QueueConfig, Report, WorkerBuilder};
+
+/// The code in the README is compiled with the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

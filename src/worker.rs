@@ -189,7 +189,8 @@ impl WorkerBuilder {
         self
     }
 
-    /// How long one run may take. Unlimited by default: a lease outlives no dead worker anyway.
+    /// How long one run may take. Unlimited by default: the lease of a dead worker ends by itself,
+    /// and a stall limit catches one that hangs.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
@@ -309,6 +310,7 @@ impl WorkerBuilder {
             true,
             |store, request, checkpoints| {
                 Box::pin(async move {
+                    let checkpoints = checkpoints.to_vec();
                     store
                         .checkpoint(CheckpointRequest {
                             request,
@@ -356,7 +358,6 @@ impl WorkerBuilder {
                 max_failures: config.max_failures.unwrap_or(self.max_failures),
                 timeout: config.timeout.or(self.timeout),
                 stall_limit: config.stall_limit.or(self.stall_limit),
-                busy: AtomicU64::new(0),
             });
         }
         Ok(queues)
@@ -414,15 +415,18 @@ async fn run_pool(
     };
 
     let mut slots = JoinSet::new();
-    for _ in 0..pool.slots {
-        slots.spawn(run::slot(Arc::clone(pool)));
+    for number in 0..pool.slots {
+        slots.spawn(run::slot(Arc::clone(pool), number));
     }
     let mut parts = JoinSet::new();
     parts.spawn(settle::settler(Arc::clone(pool)));
     parts.spawn(expire::reaper(Arc::clone(pool)));
     parts.spawn(prune::pruner(Arc::clone(pool)));
     parts.spawn(measure(Arc::clone(pool)));
-    let mut claimer = tokio::spawn(claim::claimer(Arc::clone(pool)));
+    let mut claimers = JoinSet::new();
+    claimers.spawn(claim::claimer(Arc::clone(pool)));
+    // Whoever drops this future half way takes everything down with it; the leases expire.
+    let _ending = Ending(pool);
 
     tokio::select! {
         () = stop => {}
@@ -432,7 +436,7 @@ async fn run_pool(
     let limit = pool.drain_deadline() + pool.grace + SETTLE_LIMIT;
     let drained = tokio::time::timeout_at(limit, async {
         // An unanswered claim is repeated until it is known; what it brings goes back.
-        let _ = (&mut claimer).await;
+        claimers.join_next().await;
         claim::give_back(pool);
         let mut dropped = tokio::time::interval(Duration::from_millis(50));
         while !slots.is_empty() {
@@ -447,20 +451,33 @@ async fn run_pool(
             }
         }
         while pool.board.leases() > 0 && settling(pool) {
-            pool.outbox.flush();
+            pool.outbox.flush_all();
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     });
     let _ = drained.await;
-    pool.give_up.cancel();
-    claimer.abort();
     drop(renewing);
     let report = Report {
-        finished: pool.finished.load(Ordering::Relaxed),
+        finished: pool.outbox.finished(),
         unsettled: pool.board.leases(),
     };
-    pool.board.clear();
     Ok(report)
+}
+
+/// Abandons what is left when a pool ends.
+struct Ending<'a>(&'a Pool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.drain.cancel();
+        self.0.give_up.cancel();
+        // The gate is shared with the pools that come after this one: each lease leaves it properly.
+        for held in self.0.board.grants() {
+            for index in 0..held.leases.len() {
+                self.0.end(&held, index);
+            }
+        }
+    }
 }
 
 /// Whether any lease waits for its verdict.
@@ -479,8 +496,8 @@ async fn measure(pool: Arc<Pool>) {
         let before = monotonic();
         tokio::time::sleep(EVERY).await;
         let capacity = before.elapsed().as_secs_f64() * pool.slots as f64;
-        for queue in &pool.queues {
-            let busy = Duration::from_micros(queue.busy.swap(0, Ordering::Relaxed));
+        for (number, queue) in pool.queues.iter().enumerate() {
+            let busy = pool.outbox.take_busy(number);
             queue.meter.utilization(busy.as_secs_f64() / capacity);
         }
         pool.meter

@@ -3,6 +3,8 @@
 use leasehold::clock::ManualClock;
 use leasehold::store::MemoryStore;
 use leasehold::store::conformance::ManualFixture;
+#[cfg(feature = "sqlite")]
+use leasehold::store::{SqliteOptions, SqliteStore};
 
 #[expect(clippy::unused_async, reason = "other stores have to wait for theirs")]
 async fn memory() -> ManualFixture {
@@ -12,14 +14,17 @@ async fn memory() -> ManualFixture {
 
 leasehold::conformance!(memory, memory);
 
-// With the SQLite store:
-// #[cfg(feature = "sqlite")]
-// async fn sqlite() -> ManualFixture {
-//     let clock = ManualClock::default();
-//     let dir = tempfile::tempdir().expect("a directory");
-//     let options = SqliteOptions::new().clock(clock.clone()).synchronous_normal();
-//     let store = SqliteStore::with(dir.path().join("jobs.db"), options).expect("a store");
-//     ManualFixture::new(store, clock).keep(dir)
-// }
-// #[cfg(feature = "sqlite")]
-// leasehold::conformance!(sqlite, sqlite);
+#[cfg(feature = "sqlite")]
+#[expect(clippy::unused_async, reason = "other stores have to wait for theirs")]
+async fn sqlite() -> ManualFixture {
+    let clock = ManualClock::default();
+    let dir = tempfile::tempdir().expect("a directory");
+    let options = SqliteOptions::new()
+        .clock(clock.clone())
+        .synchronous_normal();
+    let store = SqliteStore::with(dir.path().join("jobs.db"), options).expect("a store");
+    ManualFixture::new(store, clock).keep(dir)
+}
+
+#[cfg(feature = "sqlite")]
+leasehold::conformance!(sqlite, sqlite);

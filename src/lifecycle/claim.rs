@@ -14,17 +14,17 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::fence::Stop;
+use super::fence::{Held, Stop};
 use super::lane::{Answer, Lane};
-use super::pool::{Pool, PoolQueue, Waiting};
+use super::pool::{Pool, PoolQueue};
 use super::run::Ran;
-use super::settle::{self, Ride};
+use super::settle::{self, Ride, Times};
 use crate::clock::monotonic;
 use crate::error::ErrorKind;
 use crate::job::{QueueName, limits};
 use crate::lease::Nonce;
 use crate::observe::{Event, metrics};
-use crate::store::{ClaimRequest, Claimed, Store};
+use crate::store::{ClaimRequest, Claimed, SettleRequest, Store};
 
 /// How much work to hold ahead of the slots: what they finish in this long.
 const AHEAD: Duration = Duration::from_millis(20);
@@ -54,12 +54,12 @@ pub(crate) async fn claimer(pool: Arc<Pool>) {
 }
 
 /// Surrenders everything that waits for a slot.
-pub(crate) fn give_back(pool: &Arc<Pool>) {
-    for Waiting { held, index } in pool.unfill() {
+pub(crate) fn give_back(pool: &Pool) {
+    for (held, index) in pool.unfill() {
         held.leases[index].stop(Stop::Drain);
-        settle::hand_in(pool, &held, index, Ran::Dropped, Duration::ZERO);
+        settle::hand_in(pool, held, index, Ran::Dropped, index, Times::default());
     }
-    pool.outbox.flush();
+    pool.outbox.flush_all();
 }
 
 struct Claimer {
@@ -108,8 +108,7 @@ impl Claimer {
 
     /// How many leases there is room for.
     fn want(&mut self) -> usize {
-        self.pace
-            .measure(self.pool.finished.load(Ordering::Relaxed), monotonic());
+        self.pace.measure(self.pool.outbox.finished(), monotonic());
         let ahead = self.ahead();
         let buffered = self.pool.buffered();
         if buffered > ahead / 2 {
@@ -134,13 +133,13 @@ impl Claimer {
         // "Less than" half of what is held ahead, and always when a slot finds nothing.
         pool.low_water
             .store(self.ahead() / 2 + 1, Ordering::Release);
-        let finished = pool.finished.load(Ordering::Relaxed);
+        let finished = pool.outbox.finished();
         tokio::select! {
             biased;
             () = pool.drain.cancelled() => {}
             () = pool.room.notified() => {}
             () = tokio::time::sleep(STALE_BUFFER) => {
-                if pool.finished.load(Ordering::Relaxed) == finished {
+                if pool.outbox.finished() == finished {
                     give_back(pool);
                 }
             }
@@ -214,18 +213,24 @@ impl Claimer {
     ) -> Option<Claimed> {
         let pool = Arc::clone(&self.pool);
         let queues: Vec<_> = in_turn(&pool.queues).map(PoolQueue::wanted).collect();
-        let riders = match ride {
+        let riders_id = match ride {
             Some(ride) => ride.reserve().await.ok(),
             None => None,
         };
+        let riders = ride.as_ref().zip(riders_id);
         let along = AtomicBool::new(false);
         let call = self
             .lane
             .call(Duration::MAX, |store: Arc<dyn Store>, request| {
                 // After a lost session the riders' id means nothing; they go alone under a new one.
-                let settle = riders
-                    .clone()
-                    .filter(|riders| riders.request.session == request.session);
+                let riders = riders.filter(|(_, id)| id.session == request.session);
+                let settle = riders.map(|(ride, request)| {
+                    let settlements = ride.settlements();
+                    SettleRequest {
+                        request,
+                        settlements,
+                    }
+                });
                 along.store(settle.is_some(), Ordering::Relaxed);
                 let request = ClaimRequest {
                     request,
@@ -277,23 +282,25 @@ impl Claimer {
             let terms = &pool.queues[queue].terms;
             let guard = terms.guard().min(grant.term / 4);
             let is_short = grant.term < terms.term;
-            let held = pool.board.hold(queue, grant, sent, guard, &pool.clock);
-            for lease in &held.leases {
-                if let Some(kind) = pool.kinds.get(lease.job.kind.as_str()) {
-                    kind.meters[queue].granted(1);
-                }
-            }
+            let held = pool.board.hold(queue, grant, sent, guard, pool);
+            count(pool, &held);
             if is_short {
                 pool.short_term.iter().for_each(Notify::notify_one);
             }
-            pool.fill((0..held.leases.len()).map(|index| Waiting {
-                held: Arc::clone(&held),
-                index,
-            }));
+            pool.fill(held);
         }
         pool.meter
             .slots(pool.busy.load(Ordering::Relaxed), pool.slots);
         pool.meter.held(pool.board.leases());
+    }
+}
+
+/// Counts the leases of a grant by kind, each run of equal ones at once.
+fn count(pool: &Pool, held: &Held) {
+    for run in held.leases.chunk_by(|a, b| a.job.kind == b.job.kind) {
+        if let Some(kind) = pool.kinds.get(run[0].job.kind.as_str()) {
+            kind.meters[held.queue].granted(run.len() as u64);
+        }
     }
 }
 

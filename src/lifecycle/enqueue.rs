@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::lane::Session;
 use super::merge::Merger;
-use crate::error::{Result, Verb};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::job::{JobId, NewJob, at_most, limits};
 use crate::observe::{Event, Observers, metrics};
 use crate::store::{EnqueueRequest, Enqueued};
@@ -29,11 +29,14 @@ impl Enqueuer {
             move |store, request, jobs| {
                 let observers = observers.clone();
                 Box::pin(async move {
-                    let told = jobs.clone();
-                    let enqueued = store.enqueue(EnqueueRequest { request, jobs }).await?;
-                    count(&told, &enqueued);
+                    let request = EnqueueRequest {
+                        request,
+                        jobs: jobs.to_vec(),
+                    };
+                    let enqueued = store.enqueue(request).await?;
+                    count(&jobs, &enqueued);
                     observers.emit(|| Event::Enqueued {
-                        jobs: &told,
+                        jobs: &jobs,
                         enqueued: &enqueued,
                     });
                     Ok(enqueued)
@@ -66,6 +69,11 @@ impl Enqueuer {
     pub(crate) fn session(&self) -> &Arc<Session> {
         self.merger.session()
     }
+}
+
+/// A store that answers for fewer jobs than it was given.
+pub(crate) fn no_answer() -> Error {
+    Error::new(ErrorKind::Unexpected, "the store answered for no job").during(Verb::Enqueue)
 }
 
 /// Counts jobs by queue and kind, each run of equal ones at once.

@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::pool::Pool;
 use crate::clock::{Timestamp, micros};
 use crate::job::JobRecord;
 use crate::lease::{FencingToken, Grant, Nonce, Progress, Receipt};
@@ -24,6 +25,8 @@ use crate::observe::metrics::LostWhy;
 
 /// A grant that this process holds.
 pub(crate) struct Held {
+    /// The pool that holds it. Let go of when the last lease ends and the pool forgets the grant.
+    pub(crate) pool: Arc<Pool>,
     /// The place of its queue in the pool's list.
     pub(crate) queue: usize,
     pub(crate) grant: Grant,
@@ -31,7 +34,6 @@ pub(crate) struct Held {
     /// When the claim was first sent.
     pub(crate) claimed: Instant,
     guard: Duration,
-    clock: Arc<HolderClock>,
     /// When it must no longer be relied on. Written by the renewer.
     until: AtomicU64,
     /// When the last renewal that succeeded was sent. Written by the renewer.
@@ -160,6 +162,11 @@ impl HeldLease {
         self.handed_in.load(Ordering::Acquire)
     }
 
+    /// It has ended, or is none of ours any longer. True the first time.
+    pub(crate) fn end(&self) -> bool {
+        !self.ended.swap(true, Ordering::AcqRel)
+    }
+
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
     }
@@ -171,8 +178,8 @@ pub(crate) struct HolderClock {
 }
 
 impl HolderClock {
-    pub(crate) fn starting(epoch: Instant) -> Arc<Self> {
-        Arc::new(Self { epoch })
+    pub(crate) fn starting(epoch: Instant) -> Self {
+        Self { epoch }
     }
 
     fn stamp(&self, at: Instant) -> u64 {
@@ -208,7 +215,7 @@ impl Held {
 
     /// When its leases must no longer be relied on.
     pub(crate) fn until(&self) -> Instant {
-        self.clock.instant(self.until.load(Ordering::Acquire))
+        self.pool.clock.instant(self.until.load(Ordering::Acquire))
     }
 
     /// When its leases end in the store, as far as this process can know.
@@ -218,21 +225,26 @@ impl Held {
 
     /// When the claim or the last renewal that succeeded was sent.
     pub(crate) fn renewed(&self) -> Instant {
-        self.clock.instant(self.renewed.load(Ordering::Acquire))
+        self.pool
+            .clock
+            .instant(self.renewed.load(Ordering::Acquire))
     }
 
     /// A renewal that was sent at `sent` granted this much.
     pub(crate) fn extend(&self, sent: Instant, granted: Duration) {
-        let until = self.clock.stamp(sent + granted.saturating_sub(self.guard));
+        let until = self
+            .pool
+            .clock
+            .stamp(sent + granted.saturating_sub(self.guard));
         self.renewed
-            .store(self.clock.stamp(sent), Ordering::Release);
+            .store(self.pool.clock.stamp(sent), Ordering::Release);
         self.until.store(until, Ordering::Release);
     }
 
     pub(crate) fn start(&self, index: usize, now: Instant) {
         self.leases[index]
             .started
-            .store(self.clock.stamp(now), Ordering::Release);
+            .store(self.pool.clock.stamp(now), Ordering::Release);
     }
 
     /// Shows that the work advances.
@@ -244,14 +256,14 @@ impl Held {
             .unwrap_or_else(PoisonError::into_inner) = Some(progress);
         lease
             .progressed
-            .store(self.clock.stamp(now), Ordering::Release);
+            .store(self.pool.clock.stamp(now), Ordering::Release);
     }
 
     /// Shows that the work advances, without words.
     pub(crate) fn touch(&self, index: usize, now: Instant) {
         self.leases[index]
             .progressed
-            .store(self.clock.stamp(now), Ordering::Release);
+            .store(self.pool.clock.stamp(now), Ordering::Release);
     }
 
     /// The progress shown since it was last asked for.
@@ -273,7 +285,7 @@ impl Held {
         let lease = &self.leases[index];
         let started = lease.started.load(Ordering::Acquire);
         let last = started.max(lease.progressed.load(Ordering::Acquire));
-        (started != 0).then(|| self.clock.instant(last))
+        (started != 0).then(|| self.pool.clock.instant(last))
     }
 
     pub(crate) fn live(&self) -> usize {
@@ -297,7 +309,7 @@ impl Board {
         mut grant: Grant,
         sent: Instant,
         guard: Duration,
-        clock: &Arc<HolderClock>,
+        pool: &Arc<Pool>,
     ) -> Arc<Held> {
         let leases = std::mem::take(&mut grant.leases);
         let leases: Box<[_]> = leases
@@ -311,7 +323,7 @@ impl Board {
             grant,
             claimed: sent,
             guard,
-            clock: Arc::clone(clock),
+            pool: Arc::clone(pool),
             until: AtomicU64::new(0),
             renewed: AtomicU64::new(0),
             live: AtomicUsize::new(leases.len()),
@@ -324,16 +336,12 @@ impl Board {
         held
     }
 
-    /// A lease has ended, or is none of ours any longer. Counts once.
-    pub(crate) fn end(&self, held: &Held, index: usize) -> bool {
-        if held.leases[index].ended.swap(true, Ordering::AcqRel) {
-            return false;
-        }
-        self.leases.fetch_sub(1, Ordering::Relaxed);
-        if held.live.fetch_sub(1, Ordering::AcqRel) == 1 {
+    /// This many leases of a grant have ended.
+    pub(crate) fn end(&self, held: &Held, leases: usize) {
+        self.leases.fetch_sub(leases, Ordering::Relaxed);
+        if leases > 0 && held.live.fetch_sub(leases, Ordering::AcqRel) == leases {
             self.lock().remove(&held.key);
         }
-        true
     }
 
     pub(crate) fn grants(&self) -> Vec<Arc<Held>> {
@@ -343,10 +351,6 @@ impl Board {
     /// How many leases are held, running or not.
     pub(crate) fn leases(&self) -> usize {
         self.leases.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn clear(&self) {
-        self.lock().clear();
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Held>>> {

@@ -97,6 +97,7 @@ impl Lane {
         let start = monotonic();
         let mut waits = backoff();
         let mut in_doubt = false;
+        let mut warned = false;
         self.seq += 1;
         loop {
             let error = match self.open().await {
@@ -142,7 +143,10 @@ impl Lane {
                     Answer::Refused(error)
                 };
             }
-            tracing::debug!(%error, ?wait, "the store did not answer; repeating the call");
+            if !warned && start.elapsed() > WARN_AFTER {
+                warned = true;
+                tracing::warn!(%error, "still repeating a call to the store");
+            }
             tokio::time::sleep(wait).await;
         }
     }
@@ -173,6 +177,9 @@ impl Lane {
         self.id = self.session.id(Some(lost)).await.ok();
     }
 }
+
+/// A call that is repeated for longer than this is worth a warning.
+const WARN_AFTER: Duration = Duration::from_secs(2);
 
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 

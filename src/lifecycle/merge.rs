@@ -24,8 +24,11 @@ const CALL_LIMIT: Duration = Duration::from_secs(30);
 pub(crate) type Sending<A> = Pin<Box<dyn Future<Output = Result<Vec<A>>> + Send>>;
 
 /// What a merger does with the items that it has gathered: one answer for each, in order.
-pub(crate) trait Deliver<T, A>: Fn(Arc<dyn Store>, RequestId, Vec<T>) -> Sending<A> {}
-impl<T, A, F: Fn(Arc<dyn Store>, RequestId, Vec<T>) -> Sending<A>> Deliver<T, A> for F {}
+pub(crate) trait Deliver<T, A>:
+    Fn(Arc<dyn Store>, RequestId, Arc<[T]>) -> Sending<A>
+{
+}
+impl<T, A, F: Fn(Arc<dyn Store>, RequestId, Arc<[T]>) -> Sending<A>> Deliver<T, A> for F {}
 
 /// Merges calls of one verb.
 pub(crate) struct Merger<T, A> {
@@ -142,9 +145,10 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Merger<T, A> {
             callers.push((entry.answer, entry.items.len()));
             items.append(&mut entry.items);
         }
+        let items: Arc<[T]> = items.into();
         let answer = loop {
             let call = lane.call(CALL_LIMIT, |store, request| {
-                (self.send)(store, request, items.clone())
+                (self.send)(store, request, Arc::clone(&items))
             });
             match call.await {
                 Answer::Lost if self.safe_again => {}

@@ -1,7 +1,8 @@
 //! What the parts of one running pool share.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -33,8 +34,6 @@ pub(crate) struct PoolQueue {
     pub(crate) timeout: Option<Duration>,
     pub(crate) stall_limit: Option<Duration>,
     pub(crate) meter: QueueMeter,
-    /// Microseconds that handlers of this queue ran, for the utilisation.
-    pub(crate) busy: AtomicU64,
 }
 
 impl PoolQueue {
@@ -54,10 +53,10 @@ pub(crate) struct PoolKind {
     pub(crate) meters: Vec<KindMeter>,
 }
 
-/// A lease that waits for a slot.
-pub(crate) struct Waiting {
-    pub(crate) held: Arc<Held>,
-    pub(crate) index: usize,
+/// Leases of one grant that wait for a slot.
+struct Waiting {
+    held: Arc<Held>,
+    indices: Range<usize>,
 }
 
 pub(crate) struct Pool {
@@ -72,7 +71,7 @@ pub(crate) struct Pool {
     pub(crate) prefetch: usize,
     pub(crate) grace: Duration,
     pub(crate) drain_grace: Duration,
-    pub(crate) clock: Arc<HolderClock>,
+    pub(crate) clock: HolderClock,
     pub(crate) board: Board,
     pub(crate) outbox: Outbox,
     pub(crate) suspects: Arc<SuspectGate>,
@@ -83,8 +82,6 @@ pub(crate) struct Pool {
     buffered: AtomicUsize,
     /// Slots that have a job.
     pub(crate) busy: AtomicUsize,
-    /// Handlers that have ended.
-    pub(crate) finished: AtomicU64,
     /// Wakes a slot.
     work: Notify,
     /// Wakes the claimer.
@@ -124,7 +121,7 @@ impl Pool {
         let session = Arc::clone(enqueuer.session());
         Arc::new(Self {
             meter: PoolMeter::new(session.store.name()),
-            outbox: Outbox::new(session.lane()),
+            outbox: Outbox::new(session.lane(), plan.slots, plan.queues.len()),
             session,
             enqueuer,
             checkpoints,
@@ -143,7 +140,6 @@ impl Pool {
             buffer: Mutex::default(),
             buffered: AtomicUsize::new(0),
             busy: AtomicUsize::new(0),
-            finished: AtomicU64::new(0),
             work: Notify::new(),
             room: Notify::new(),
             low_water: AtomicUsize::new(0),
@@ -167,13 +163,15 @@ impl Pool {
         *self.drain_at.get_or_init(|| monotonic() + self.drain_grace)
     }
 
-    /// Gives leases to the slots, and wakes as many as can run at once.
-    pub(crate) fn fill(&self, leases: impl Iterator<Item = Waiting>) {
+    /// Gives the leases of a grant to the slots, and wakes as many as can run at once.
+    pub(crate) fn fill(&self, held: Arc<Held>) {
+        let added = held.leases.len();
         let mut buffer = self.lock();
-        let before = buffer.len();
-        buffer.extend(leases);
-        let added = buffer.len() - before;
-        self.buffered.store(buffer.len(), Ordering::Release);
+        buffer.push_back(Waiting {
+            held,
+            indices: 0..added,
+        });
+        self.buffered.fetch_add(added, Ordering::AcqRel);
         drop(buffer);
         // Each of them wakes another as soon as its handler waits for something.
         for _ in 0..added.min(parallelism()) {
@@ -186,18 +184,22 @@ impl Pool {
     }
 
     /// Takes back everything that waits for a slot.
-    pub(crate) fn unfill(&self) -> Vec<Waiting> {
-        let mut buffer = self.lock();
-        self.buffered.store(0, Ordering::Release);
-        buffer.drain(..).collect()
+    pub(crate) fn unfill(&self) -> Vec<(Arc<Held>, usize)> {
+        std::iter::from_fn(|| self.take()).collect()
     }
 
-    fn take(&self) -> Option<Waiting> {
+    fn take(&self) -> Option<(Arc<Held>, usize)> {
         let mut buffer = self.lock();
-        let waiting = buffer.pop_front()?;
-        self.buffered.store(buffer.len(), Ordering::Release);
+        let first = buffer.front_mut()?;
+        let index = first.indices.next()?;
+        let held = if first.indices.is_empty() {
+            buffer.pop_front()?.held
+        } else {
+            Arc::clone(&first.held)
+        };
+        self.buffered.fetch_sub(1, Ordering::AcqRel);
         drop(buffer);
-        Some(waiting)
+        Some((held, index))
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Waiting>> {
@@ -205,12 +207,12 @@ impl Pool {
     }
 
     /// The next lease for a slot; none once the pool drains.
-    pub(crate) async fn next(&self) -> Option<Waiting> {
+    pub(crate) async fn next(&self, slot: usize) -> Option<(Arc<Held>, usize)> {
         if let Some(waiting) = self.take() {
             return Some(waiting);
         }
         self.busy.fetch_sub(1, Ordering::AcqRel);
-        self.outbox.flush();
+        self.outbox.flush(slot);
         self.room.notify_one();
         let waiting = loop {
             let woken = self.work.notified();
@@ -229,8 +231,8 @@ impl Pool {
     }
 
     /// A handler waits for something: another slot can go on meanwhile.
-    pub(crate) fn wake_another(&self) {
-        self.outbox.flush();
+    pub(crate) fn wake_another(&self, slot: usize) {
+        self.outbox.flush(slot);
         if self.buffered() > 0 {
             self.work.notify_one();
         } else {
@@ -270,7 +272,18 @@ impl Pool {
 
     /// A lease has ended, or is none of ours any longer.
     pub(crate) fn end(&self, held: &Held, index: usize) {
-        if self.board.end(held, index) && held.leases[index].job.is_suspect() {
+        self.end_all(held, std::iter::once(index));
+    }
+
+    /// Leases of one grant have ended, or are none of ours any longer.
+    pub(crate) fn end_all(&self, held: &Held, indices: impl Iterator<Item = usize>) {
+        let mut suspect = false;
+        let ended = indices.filter(|index| held.leases[*index].end());
+        let ended = ended
+            .inspect(|index| suspect |= held.leases[*index].job.is_suspect())
+            .count();
+        self.board.end(held, ended);
+        if suspect {
             self.suspects.leave();
         }
     }

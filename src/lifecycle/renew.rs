@@ -19,7 +19,8 @@ use super::pool::Pool;
 use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::job::limits;
-use crate::observe::Event;
+use crate::lease::{Cause, FencingToken};
+use crate::observe::{Event, metrics};
 use crate::store::{Beat, Renewal, Store};
 
 /// Renews until it is dropped. `store` is the renewer's own handle.
@@ -174,6 +175,7 @@ async fn renew(
     match answer {
         Ok(renewals) => {
             pool.meter.renewed(took);
+            count_lapsed(due, &lapsed);
             for ((held, renewal), leases) in due.iter().zip(&renewals).zip(&counts) {
                 take_in(pool, held, renewal, sent, *leases);
             }
@@ -195,6 +197,23 @@ async fn renew(
                 leases,
             });
             false
+        }
+    }
+}
+
+/// What the holder lets lapse expires in this very call, and no claim will report it.
+fn count_lapsed(due: &[Arc<Held>], lapsed: &[Vec<FencingToken>]) {
+    for (held, tokens) in due
+        .iter()
+        .zip(lapsed)
+        .filter(|(_, tokens)| !tokens.is_empty())
+    {
+        for lease in held
+            .leases
+            .iter()
+            .filter(|lease| tokens.contains(&lease.token))
+        {
+            metrics::expired(&held.grant.queue, &lease.job.kind, Cause::Stalled);
         }
     }
 }

@@ -20,9 +20,9 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::fence::{Held, HeldLease, Stop};
-use super::pool::{Pool, Waiting};
-use super::settle;
-use crate::clock::{micros, monotonic};
+use super::pool::Pool;
+use super::settle::{self, Times};
+use crate::clock::monotonic;
 use crate::context::Context;
 use crate::handler::{Failure, Running};
 use crate::observe::Event;
@@ -46,66 +46,61 @@ pub(crate) enum Ran {
 }
 
 /// One slot: works leases until the pool drains.
-pub(crate) async fn slot(pool: Arc<Pool>) {
+pub(crate) async fn slot(pool: Arc<Pool>, number: usize) {
     pool.busy.fetch_add(1, Ordering::AcqRel);
-    let mut streak = 0;
-    while let Some(Waiting { held, index }) = pool.next().await {
-        work(&pool, held, index).await;
+    let mut streak: usize = 0;
+    while let Some((held, index)) = pool.next(number).await {
+        work(&pool, held, index, number).await;
         streak += 1;
-        if streak % YIELD_EVERY == 0 {
-            pool.outbox.flush();
+        if streak.is_multiple_of(YIELD_EVERY) {
             tokio::task::yield_now().await;
         }
     }
     pool.busy.fetch_sub(1, Ordering::AcqRel);
 }
 
-async fn work(pool: &Arc<Pool>, held: Arc<Held>, index: usize) {
+async fn work(pool: &Pool, held: Arc<Held>, index: usize, slot: usize) {
     let lease = &held.leases[index];
     if lease.stopped().is_some() || pool.draining() {
         // Lost or cancelled while it waited for a slot, or too late for this worker.
-        settle::hand_in(pool, &held, index, Ran::Dropped, Duration::ZERO);
+        settle::hand_in(pool, held, index, Ran::Dropped, slot, Times::default());
         return;
     }
     let Some(kind) = pool.kinds.get(lease.job.kind.as_str()) else {
-        pool.observers.emit(|| Event::UnknownKind {
-            queue: &held.grant.queue,
-            job: &lease.job,
-        });
-        settle::hand_in(pool, &held, index, Ran::UnknownKind, Duration::ZERO);
+        let (queue, job) = (&held.grant.queue, &*lease.job);
+        pool.observers.emit(|| Event::UnknownKind { queue, job });
+        settle::hand_in(pool, held, index, Ran::UnknownKind, slot, Times::default());
         return;
     };
     let started = monotonic();
     held.start(index, started);
-    let waited = held.granted_at().since(lease.job.run_at) + (started - held.claimed);
-    kind.meters[held.queue].started(waited);
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
     pool.observers.emit(|| Event::Started { queue, job, token });
 
-    let ctx = Context::new(Arc::clone(pool), Arc::clone(&held), index);
+    let ctx = Context::new(Arc::clone(&held), index);
     let ran = match caught(|| kind.handler.start(ctx)) {
         Err(panic) => Ran::Panicked(panic),
         Ok(Err(failure)) => Ran::Returned(Err(failure)),
-        Ok(Ok(running)) => attend(pool, &held, index, running, started).await,
+        Ok(Ok(running)) => attend(pool, &held, index, running, started, slot).await,
     };
 
-    let run = monotonic() - started;
-    kind.meters[held.queue].finished(run);
-    pool.queues[held.queue]
-        .busy
-        .fetch_add(micros(run), Ordering::Relaxed);
-    pool.finished.fetch_add(1, Ordering::Relaxed);
-    settle::hand_in(pool, &held, index, ran, run);
+    let waited = held.granted_at().since(job.run_at) + (started - held.claimed);
+    let times = Times {
+        waited: Some(waited),
+        ran: monotonic() - started,
+    };
+    settle::hand_in(pool, held, index, ran, slot, times);
     pool.make_room();
 }
 
 /// Polls the handler once, and attends to its bell and its clock only if it did not end there.
 async fn attend(
-    pool: &Arc<Pool>,
+    pool: &Pool,
     held: &Held,
     index: usize,
     running: Running<'_>,
     started: Instant,
+    slot: usize,
 ) -> Ran {
     let lease = &held.leases[index];
     let span = tracing::debug_span!(
@@ -119,7 +114,7 @@ async fn attend(
     if let Poll::Ready(ran) = first {
         return ran;
     }
-    pool.wake_another();
+    pool.wake_another(slot);
     let timeout = lease
         .job
         .options
@@ -134,7 +129,7 @@ async fn attend(
 
 /// Resolves when the handler must be dropped.
 async fn limits(
-    pool: &Arc<Pool>,
+    pool: &Pool,
     lease: &HeldLease,
     started: Instant,
     timeout: Option<Duration>,

@@ -12,8 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedMutexGuard};
+use tokio::time::Instant;
 
-use super::fence::{Held, Stop};
+use super::fence::{Held, HeldLease, Stop};
 use super::lane::{Answer, Lane};
 use super::pool::{Pool, PoolQueue};
 use super::run::Ran;
@@ -23,20 +24,38 @@ use crate::handler::{Failure, Wish};
 use crate::job::{JobRecord, limits};
 use crate::lease::{FencingToken, Issuer, Verdict};
 use crate::observe::Event;
-use crate::observe::metrics::Release;
-use crate::store::{Outcome, SettleRequest, Settlement};
+use crate::observe::metrics::{KindMeter, Release};
+use crate::store::{Outcome, RequestId, SettleRequest, Settlement};
 
-/// Handed-in leases that are worth a call of their own while the slots are busy.
+/// Handed-in leases of one shard that are worth a call at once.
 const BATCH: usize = 128;
+
+/// How long the first settlement waits for others while the slots are busy.
+const GATHER: Duration = Duration::from_millis(1);
 
 /// How long a job of unknown kind is put off: a rolling deploy will bring its handler.
 const UNKNOWN_KIND_DELAY: Duration = Duration::from_secs(30);
 
 /// Leases whose handlers have ended, and the lane to settle them.
+///
+/// In shards, so that slots on different threads seldom meet.
 pub(crate) struct Outbox {
-    done: Mutex<Vec<Done>>,
-    bell: Notify,
+    shards: Box<[Mutex<Shard>]>,
+    /// Rings when something waits to be settled.
+    soon: Notify,
+    /// Rings when it should not wait any longer.
+    now: Notify,
     lane: Arc<tokio::sync::Mutex<Lane>>,
+}
+
+/// What some of the slots have handed in.
+#[derive(Default)]
+struct Shard {
+    done: Vec<Done>,
+    /// Handlers that have ended.
+    finished: u64,
+    /// How long handlers ran since it was last asked, by queue.
+    busy: Vec<Duration>,
 }
 
 /// A lease to be settled.
@@ -44,46 +63,95 @@ pub(crate) struct Done {
     held: Arc<Held>,
     index: usize,
     outcome: Outcome,
+    times: Times,
+}
+
+/// What a run took.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Times {
+    /// From due to the start of the handler. None if it never started.
+    pub(crate) waited: Option<Duration>,
+    /// From the start of the handler to its end.
+    pub(crate) ran: Duration,
 }
 
 impl Outbox {
-    pub(crate) fn new(lane: Lane) -> Self {
-        let lane = Arc::new(tokio::sync::Mutex::new(lane));
+    pub(crate) fn new(lane: Lane, slots: usize, queues: usize) -> Self {
+        let shard = || {
+            Mutex::new(Shard {
+                busy: vec![Duration::ZERO; queues],
+                ..Shard::default()
+            })
+        };
         Self {
-            done: Mutex::default(),
-            bell: Notify::new(),
-            lane,
+            shards: (0..slots.min(16)).map(|_| shard()).collect(),
+            soon: Notify::new(),
+            now: Notify::new(),
+            lane: Arc::new(tokio::sync::Mutex::new(lane)),
         }
     }
 
-    fn push(&self, done: Done) {
-        let mut waiting = self.lock();
-        waiting.push(done);
-        if waiting.len().is_multiple_of(BATCH) {
-            self.bell.notify_one();
+    fn shard(&self, slot: usize) -> MutexGuard<'_, Shard> {
+        let shard = &self.shards[slot % self.shards.len()];
+        shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn all(&self) -> impl Iterator<Item = MutexGuard<'_, Shard>> {
+        (0..self.shards.len()).map(|slot| self.shard(slot))
+    }
+
+    /// Takes in what a slot has done: the run, and the lease if it is to be settled.
+    fn push(&self, slot: usize, queue: usize, times: Times, done: Option<Done>) {
+        let mut shard = self.shard(slot);
+        if times.waited.is_some() {
+            shard.finished += 1;
+            shard.busy[queue] += times.ran;
+        }
+        if done.is_none() {
+            return;
+        }
+        shard.done.extend(done);
+        let gathered = shard.done.len();
+        drop(shard);
+        if gathered == BATCH {
+            self.now.notify_one();
+        } else if gathered == 1 {
+            self.soon.notify_one();
         }
     }
 
-    /// Sends what has gathered, however little.
-    pub(crate) fn flush(&self) {
-        if !self.lock().is_empty() {
-            self.bell.notify_one();
+    /// Sends what the slot has handed in, however little.
+    pub(crate) fn flush(&self, slot: usize) {
+        if !self.shard(slot).done.is_empty() {
+            self.now.notify_one();
         }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+    /// Sends everything.
+    pub(crate) fn flush_all(&self) {
+        self.now.notify_one();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Done>> {
-        self.done.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Handlers that have ended.
+    pub(crate) fn finished(&self) -> u64 {
+        self.all().map(|shard| shard.finished).sum()
+    }
+
+    /// How long handlers of a queue ran since it was last asked.
+    pub(crate) fn take_busy(&self, queue: usize) -> Duration {
+        self.all()
+            .map(|mut shard| std::mem::take(&mut shard.busy[queue]))
+            .sum()
     }
 
     fn take(&self) -> Vec<Done> {
-        let mut waiting = self.lock();
-        let rest = waiting.len().min(limits::CALL_ITEMS);
-        let rest = waiting.split_off(rest);
-        std::mem::replace(&mut *waiting, rest)
+        let mut batch = Vec::new();
+        for mut shard in self.all() {
+            let room = limits::CALL_ITEMS - batch.len();
+            let taken = shard.done.len().min(room);
+            batch.extend(shard.done.drain(..taken));
+        }
+        batch
     }
 
     /// What a claim can take along: the waiting settlements, and their lane until they are known.
@@ -101,13 +169,13 @@ pub(crate) struct Ride {
 }
 
 impl Ride {
-    /// The settlements as a request that a claim can take along.
-    pub(crate) async fn reserve(&mut self) -> Result<SettleRequest> {
-        let request = self.lane.reserve().await?;
-        Ok(SettleRequest {
-            request,
-            settlements: settlements(&self.batch),
-        })
+    /// The id under which a claim takes the settlements along.
+    pub(crate) async fn reserve(&mut self) -> Result<RequestId> {
+        self.lane.reserve().await
+    }
+
+    pub(crate) fn settlements(&self) -> Vec<Settlement> {
+        settlements(&self.batch)
     }
 
     /// The claim brought the verdicts.
@@ -118,12 +186,12 @@ impl Ride {
     /// Sends the settlements alone, until they are known.
     pub(crate) async fn send(mut self, pool: &Pool) {
         let sent = monotonic();
-        let settlements = settlements(&self.batch);
         loop {
+            let batch = &self.batch;
             let call = self.lane.call(Duration::MAX, |store, request| {
                 let request = SettleRequest {
                     request,
-                    settlements: settlements.clone(),
+                    settlements: settlements(batch),
                 };
                 async move { store.settle(request).await }
             });
@@ -148,14 +216,22 @@ impl Ride {
 
 /// Settles what the slots hand in, until the pool is done.
 pub(crate) async fn settler(pool: Arc<Pool>) {
+    let outbox = &pool.outbox;
     loop {
-        pool.outbox.bell.notified().await;
-        while !pool.outbox.is_empty() {
-            let lane = Arc::clone(&pool.outbox.lane).lock_owned().await;
-            let batch = pool.outbox.take();
-            if !batch.is_empty() {
-                Ride { lane, batch }.send(&pool).await;
+        tokio::select! {
+            biased;
+            () = outbox.now.notified() => {}
+            () = outbox.soon.notified() => {
+                let _ = tokio::time::timeout(GATHER, outbox.now.notified()).await;
             }
+        }
+        loop {
+            let lane = Arc::clone(&outbox.lane).lock_owned().await;
+            let batch = outbox.take();
+            if batch.is_empty() {
+                break;
+            }
+            Ride { lane, batch }.send(&pool).await;
         }
     }
 }
@@ -171,77 +247,106 @@ fn settlements(batch: &[Done]) -> Vec<Settlement> {
 /// The verdicts are known: counts them, and lets go of the leases.
 fn close(pool: &Pool, batch: &[Done], verdicts: &[Verdict]) {
     let now = monotonic();
-    for (
-        Done {
-            held,
-            index,
-            outcome,
-        },
-        verdict,
-    ) in batch.iter().zip(verdicts)
-    {
-        let lease = &held.leases[*index];
-        let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
-        match *verdict {
-            Verdict::Held { late, cancel } => {
-                if late {
-                    pool.queues[held.queue].meter.late();
-                }
-                if let Some(kind) = pool.kinds.get(job.kind.as_str()) {
-                    let left = held.deadline().saturating_duration_since(now);
-                    let release = Release {
-                        held: now - held.claimed,
-                        margin: left.as_secs_f64() / held.grant.term.as_secs_f64(),
-                        attempt: job.attempt(),
-                    };
-                    kind.meters[held.queue].released(outcome, cancel, &release);
-                }
-                pool.observers.emit(|| Event::Settled {
-                    queue,
-                    job,
-                    token,
-                    outcome,
-                    late,
-                    cancel,
-                });
-            }
-            Verdict::Fenced => {
-                pool.queues[held.queue].meter.settle_fenced();
-                let (verb, job) = (Verb::Settle, job.id);
-                pool.observers.emit(|| Event::Fenced {
-                    verb,
-                    queue,
-                    job,
-                    token,
-                });
-            }
+    // Neighbours are mostly of one grant and one kind.
+    let alike = |a: &Done, b: &Done| {
+        Arc::ptr_eq(&a.held, &b.held) && a.lease().job.kind == b.lease().job.kind
+    };
+    let mut verdicts = verdicts.iter();
+    for run in batch.chunk_by(alike) {
+        let held = &run[0].held;
+        let kind = pool.kinds.get(run[0].lease().job.kind.as_str());
+        let meter = kind.map(|kind| &kind.meters[held.queue]);
+        for (done, verdict) in run.iter().zip(&mut verdicts) {
+            close_one(pool, done, *verdict, meter, now);
         }
-        pool.end(held, *index);
+        pool.end_all(held, run.iter().map(|done| done.index));
+    }
+}
+
+fn close_one(pool: &Pool, done: &Done, verdict: Verdict, meter: Option<&KindMeter>, now: Instant) {
+    let Done {
+        held,
+        outcome,
+        times,
+        ..
+    } = done;
+    let lease = done.lease();
+    let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
+    match verdict {
+        Verdict::Held { late, cancel } => {
+            if late {
+                pool.queues[held.queue].meter.late();
+            }
+            if let Some(meter) = meter {
+                times.record(meter);
+                let left = held.deadline().saturating_duration_since(now);
+                let release = Release {
+                    held: now - held.claimed,
+                    margin: left.as_secs_f64() / held.grant.term.as_secs_f64(),
+                    attempt: job.attempt(),
+                };
+                meter.released(outcome, cancel, &release);
+            }
+            pool.observers.emit(|| Event::Settled {
+                queue,
+                job,
+                token,
+                outcome,
+                late,
+                cancel,
+            });
+        }
+        Verdict::Fenced => {
+            pool.queues[held.queue].meter.settle_fenced();
+            let (verb, job) = (Verb::Settle, job.id);
+            pool.observers.emit(|| Event::Fenced {
+                verb,
+                queue,
+                job,
+                token,
+            });
+        }
+    }
+}
+
+impl Done {
+    fn lease(&self) -> &HeldLease {
+        &self.held.leases[self.index]
+    }
+}
+
+impl Times {
+    fn record(&self, meter: &KindMeter) {
+        if let Some(waited) = self.waited {
+            meter.started(waited);
+            meter.finished(self.ran);
+        }
     }
 }
 
 /// A slot is done with a lease.
-pub(crate) fn hand_in(pool: &Arc<Pool>, held: &Arc<Held>, index: usize, ran: Ran, run: Duration) {
+pub(crate) fn hand_in(
+    pool: &Pool,
+    held: Arc<Held>,
+    index: usize,
+    ran: Ran,
+    slot: usize,
+    times: Times,
+) {
+    let at = held.queue;
     let lease = &held.leases[index];
     lease.hand_in();
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
-    let outcome = if lease.stopped().is_some_and(|stop| stop.lost().is_some()) {
+    let stopped = lease.stopped();
+    let mut outcome = if stopped.is_some_and(|stop| stop.lost().is_some()) {
         None
     } else {
-        let result = lease.result.get().cloned();
-        decide(
-            job,
-            &pool.queues[held.queue],
-            ran,
-            lease.stopped(),
-            token,
-            fastrand::f64(),
-        )
-        .map(|outcome| match outcome {
-            Outcome::Complete { .. } => Outcome::Complete { result },
-            other => other,
-        })
+        decide(job, &pool.queues[at], ran, stopped, token, fastrand::f64)
     };
+    if let Some(Outcome::Complete { result }) = &mut outcome {
+        *result = lease.result.get().cloned();
+    }
+    let run = times.ran;
     pool.observers.emit(|| Event::Finished {
         queue,
         job,
@@ -249,14 +354,25 @@ pub(crate) fn hand_in(pool: &Arc<Pool>, held: &Arc<Held>, index: usize, ran: Ran
         run,
         outcome: outcome.as_ref(),
     });
-    match outcome {
-        Some(outcome) => pool.outbox.push(Done {
-            held: Arc::clone(held),
+    let Some(outcome) = outcome else {
+        if let Some(kind) = pool.kinds.get(job.kind.as_str()) {
+            times.record(&kind.meters[at]);
+        }
+        pool.outbox.push(slot, at, times, None);
+        pool.end(&held, index);
+        return;
+    };
+    pool.outbox.push(
+        slot,
+        at,
+        times,
+        Some(Done {
+            held,
             index,
             outcome,
+            times,
         }),
-        None => pool.end(held, index),
-    }
+    );
 }
 
 /// What a run's end means for the lease. Pure. None: settle nothing.
@@ -266,7 +382,7 @@ fn decide(
     ran: Ran,
     stopped: Option<Stop>,
     token: FencingToken,
-    jitter: f64,
+    jitter: impl Fn() -> f64,
 ) -> Option<Outcome> {
     let failed = |reason: String| {
         let failures = job.failures + 1;
@@ -275,7 +391,7 @@ fn decide(
         }
         let policy = job.options.retry.unwrap_or(queue.retry);
         Outcome::Retry {
-            delay: policy.delay(failures, jitter).min(limits::DURATION_MAX),
+            delay: policy.delay(failures, jitter()).min(limits::DURATION_MAX),
             reason,
         }
     };

@@ -568,7 +568,9 @@ mod tests {
         #[test]
         fn what_is_written_is_read_back(jobs in proptest::collection::vec(job(), 1..4)) {
             let mut out = Vec::new();
-            jobs.iter().for_each(|job| encode(job, &mut out));
+            for job in &jobs {
+                encode(job, &mut out);
+            }
             let mut rest = Bytes::from(out);
             for job in jobs {
                 let record = rest.split_to(length(&rest).unwrap());

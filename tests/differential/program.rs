@@ -171,7 +171,11 @@ fn control() -> impl Strategy<Value = ControlSpec> {
         1 => (0..2usize).prop_map(ControlSpec::Pause),
         2 => (0..2usize).prop_map(ControlSpec::Resume),
         1 => (0..2usize, any::<bool>()).prop_map(|(queue, relaxed)| ControlSpec::Configure(queue, relaxed)),
-        4 => select().prop_map(ControlSpec::Cancel),
+        3 => select().prop_map(ControlSpec::Cancel),
+        4 => (0..2usize).prop_map(|queue| {
+            let leased = SelectSpec::State { queue, state: 2, max: 9 };
+            ControlSpec::Cancel(leased)
+        }),
         2 => (0..30usize).prop_map(ControlSpec::RevokeJob),
         1 => (0..2u8).prop_map(ControlSpec::RevokeOwner),
         1 => (0..2u8).prop_map(ControlSpec::RevokeTask),
@@ -226,7 +230,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => prop_oneof![Just(0), 1..50u64].prop_map(Step::Prune),
         6 => prop_oneof![1..20u64, 20..100u64].prop_map(Step::Advance),
         1 => Just(Step::Advance(700)),
-        1 => (1..100u64).prop_map(Step::Back),
+        1 => (1..30u64).prop_map(Step::Back),
         3 => (0..4usize).prop_map(Step::Repeat),
     ]
 }

@@ -87,6 +87,26 @@ impl World {
         }
     }
 
+    /// Does what a store does that had no token left for the claim: only the settlements that ride
+    /// with it. An issuer may wait for its clock; the model never has to.
+    pub(crate) async fn take_refused(&mut self, step: &Step) -> Result<(), String> {
+        self.steps += 1;
+        let again = match step {
+            Step::Repeat(back) => self.sent.len().checked_sub(back + 1),
+            _ => None,
+        };
+        let request = match (step, again.map(|at| self.sent[at].clone())) {
+            (Step::Claim(spec), _) => self.claim(spec, (self.steps % 2) as usize),
+            (_, Some(Sent::Claim(request))) => request,
+            _ => return Err(format!("only a claim needs tokens: {step:?}")),
+        };
+        self.sent.push(Sent::Claim(request.clone()));
+        if let Some(settle) = request.settle {
+            self.send(Sent::Settle(settle)).await?;
+        }
+        Ok(())
+    }
+
     /// Takes a step. The clock is moved by whoever owns both worlds.
     pub(crate) async fn take(&mut self, step: &Step) -> Result<String, String> {
         self.steps += 1;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{FirstClaim, GrantState, LINES, LeaseState, Place, State};
+use super::{FirstClaim, GrantState, LINES, LeaseState, State, is_suspects};
 use crate::clock::Timestamp;
 use crate::job::{JobRecord, limits};
 use crate::lease::{Grant, Lease, deadline};
@@ -106,9 +106,9 @@ impl State {
             return jobs;
         }
         for line in 0..LINES {
-            let suspects = line % 2 == 0;
+            let suspects = is_suspects(line);
             while jobs.len() < max && *bytes < limits::CALL_BYTES && (!suspects || *suspect) {
-                let Some((_, job)) = at.lines[line].pop_first() else {
+                let Some(job) = at.lines[line].pop_first() else {
                     break;
                 };
                 *suspect &= !suspects;
@@ -170,15 +170,6 @@ impl State {
                 job,
             })
             .collect();
-        for Lease { token, job } in &leases {
-            self.places.insert(
-                job.id,
-                Place::Leased {
-                    grant: id,
-                    token: *token,
-                },
-            );
-        }
         let at = &mut self.queues[queue];
         at.ledger.granted += leases.len() as u64;
         at.ledger.live += leases.len() as u64;

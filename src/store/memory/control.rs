@@ -81,8 +81,8 @@ impl State {
     }
 
     fn cancel(&mut self, id: JobId, now: Timestamp) -> bool {
-        match self.places.get(&id) {
-            Some(&Place::Leased { grant, token }) => {
+        match self.place(id) {
+            Some(Place::Leased { grant, token }) => {
                 let held = self.grants.get_mut(&grant);
                 let lease = held
                     .and_then(|held| held.leases.get_mut(super::offset(grant, token)?)?.as_mut());
@@ -115,7 +115,7 @@ impl State {
 
     fn reschedule(&mut self, id: JobId, now: Timestamp, run_at: Timestamp) -> bool {
         if matches!(
-            self.places.get(&id),
+            self.place(id),
             None | Some(Place::Settled { .. } | Place::Leased { .. })
         ) {
             return false;
@@ -136,12 +136,12 @@ impl State {
     fn retry_dead(&mut self, jobs: &Select, now: Timestamp) -> Controlled {
         let mut answer = Controlled::default();
         for id in self.selected(jobs) {
-            let Some(&Place::Settled {
+            let Some(Place::Settled {
                 queue,
                 state: JobState::Dead,
                 at,
                 seq,
-            }) = self.places.get(&id)
+            }) = self.place(id)
             else {
                 answer.skipped += 1;
                 continue;
@@ -180,16 +180,15 @@ impl State {
             for (lease, at) in grant.leases.iter().zip(0..) {
                 let Some(lease) = lease else { continue };
                 if all || matches!(leases, LeaseSelect::Job(job) if *job == lease.job.id) {
-                    let facts = grant.facts(id.plus(at), lease);
                     let step = lifecycle::revoke(&lease.job, reason, lease.cancel, now);
-                    found.insert(facts.token, (id, facts, step));
+                    found.insert(id.plus(at), (id, step));
                 }
             }
         }
         let done = found.len() as u64;
         tokens.extend(found.keys().copied().take(AUDIT_TOKENS));
-        for (id, facts, step) in found.into_values() {
-            self.end(id, &facts, step, now);
+        for (token, (id, step)) in found {
+            self.end(id, token, step, now);
         }
         Controlled {
             done,

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use super::line::Line;
 use super::{GrantState, LeaseState, Place, Queue, State, offset};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
@@ -45,7 +46,7 @@ impl State {
         let queue = &self.queues[index];
         match state {
             JobState::Ready => {
-                let lines = queue.lines.iter().flat_map(|line| line.values());
+                let lines = queue.lines.iter().flat_map(Line::iter);
                 let parked = queue
                     .exclusive
                     .values()
@@ -75,10 +76,10 @@ impl State {
     }
 
     fn job_view(&self, id: JobId, now: Timestamp) -> Option<JobView> {
-        let place = self.places.get(&id)?;
+        let place = &self.place(id)?;
         let mut view = match place {
             Place::Line { queue, line, place } => {
-                let job = self.queues[*queue].lines[*line].get(place)?;
+                let job = self.queues[*queue].lines[*line].get(*place)?;
                 pending(&self.queues[*queue], JobState::Ready, job)
             }
             Place::Parked { queue, key, seq } => {
@@ -167,14 +168,14 @@ impl State {
 }
 
 fn queue_view(queue: &Queue, now: Timestamp) -> QueueView {
-    let heads = queue.lines.iter().filter_map(|line| line.first_key_value());
+    let heads = queue.lines.iter().filter_map(Line::first);
     QueueView {
         queue: queue.name.clone(),
         paused: queue.paused,
         relaxed: queue.relaxed,
         counts: queue.counts,
         ledger: queue.ledger,
-        oldest_ready: heads.map(|(_, job)| now.since(job.run_at)).max(),
+        oldest_ready: heads.map(|job| now.since(job.run_at)).max(),
     }
 }
 

@@ -23,12 +23,14 @@ use crate::inspect::{AuditView, Counts, Ledger, Query, View};
 use crate::job::{JobId, JobRecord, JobState, Key, QueueName, limits};
 use crate::lease::{FencingToken, Issuer, Nonce, Progress, Receipt, Verdict};
 use crate::lifecycle::{LeaseFacts, Next, Step};
+use line::Line;
 
 mod checkpoint;
 mod claim;
 mod control;
 mod enqueue;
 mod inspect;
+mod line;
 mod prune;
 mod reap;
 mod renew;
@@ -320,7 +322,8 @@ struct State {
     issuer: Issuer,
     names: BTreeMap<QueueName, usize>,
     queues: Vec<Queue>,
-    places: HashMap<JobId, Place>,
+    /// Ordered, because ids are: the jobs that come and go together lie together.
+    places: BTreeMap<JobId, Place>,
     grants: BTreeMap<FencingToken, GrantState>,
     sessions: HashMap<SessionId, Session>,
     audit: Vec<AuditView>,
@@ -335,7 +338,7 @@ struct Queue {
     paused: bool,
     relaxed: bool,
     /// Ready jobs: [priority 0 suspects, priority 0, priority 1 suspects, …], by place.
-    lines: [BTreeMap<i64, Arc<JobRecord>>; LINES],
+    lines: [Line; LINES],
     scheduled: BTreeMap<(Timestamp, u64), Arc<JobRecord>>,
     /// Unique keys: the job that holds it, and until when if it has a window.
     unique: HashMap<Key, (JobId, Option<Timestamp>)>,
@@ -456,7 +459,7 @@ impl State {
             issuer,
             names: BTreeMap::new(),
             queues: Vec::new(),
-            places: HashMap::new(),
+            places: BTreeMap::new(),
             grants: BTreeMap::new(),
             sessions: HashMap::new(),
             audit: Vec::new(),
@@ -543,30 +546,29 @@ impl State {
     }
 
     fn put_back(&mut self, queue: usize, job: Arc<JobRecord>) {
-        let line = line_of(&job);
-        let last = self.queues[queue].lines[line].last_key_value();
-        let place = last.map_or(0, |(place, _)| place + 1);
-        self.put(queue, line, place, job);
+        self.put(queue, job, Line::push_back);
     }
 
     /// Puts jobs ahead of everything in their lines, in token order.
     fn put_front(&mut self, queue: usize, mut jobs: Vec<(FencingToken, Arc<JobRecord>)>) {
         jobs.sort_by_key(|(token, _)| *token);
         for (_, job) in jobs.into_iter().rev() {
-            let line = line_of(&job);
-            let first = self.queues[queue].lines[line].first_key_value();
-            let place = first.map_or(0, |(place, _)| place - 1);
-            self.put(queue, line, place, job);
+            self.put(queue, job, Line::push_front);
         }
     }
 
-    fn put(&mut self, queue: usize, line: usize, place: i64, job: Arc<JobRecord>) {
-        self.places
-            .insert(job.id, Place::Line { queue, line, place });
+    fn put(
+        &mut self,
+        queue: usize,
+        job: Arc<JobRecord>,
+        push: fn(&mut Line, Arc<JobRecord>) -> i64,
+    ) {
+        let (id, line) = (job.id, line_of(&job));
         let at = &mut self.queues[queue];
-        at.lines[line].insert(place, job);
+        let place = push(&mut at.lines[line], job);
+        self.places.insert(id, Place::Line { queue, line, place });
         at.counts.ready += 1;
-        let suspect = line.is_multiple_of(2);
+        let suspect = is_suspects(line);
         match self.bells.last_mut() {
             Some((name, same, jobs)) if *name == at.name && *same == suspect => *jobs += 1,
             _ => self.bells.push((at.name.clone(), suspect, 1)),
@@ -652,14 +654,36 @@ impl State {
         }
     }
 
+    /// Where a job is. A claim leaves the place of a job in its line as it was: what is no longer
+    /// there is leased.
+    fn place(&self, id: JobId) -> Option<Place> {
+        let place = self.places.get(&id)?.clone();
+        if let Place::Line { queue, line, place } = place {
+            let there = self.queues[queue].lines[line].get(place);
+            if there.is_none_or(|job| job.id != id) {
+                return self.leased(id);
+            }
+        }
+        Some(place)
+    }
+
+    fn leased(&self, id: JobId) -> Option<Place> {
+        self.grants.iter().find_map(|(&grant, held)| {
+            let is_it = |lease: &Option<LeaseState>| lease.as_ref().is_some_and(|l| l.job.id == id);
+            let at = held.leases.iter().position(is_it)?;
+            let token = grant.plus(at as u64);
+            Some(Place::Leased { grant, token })
+        })
+    }
+
     /// Takes a pending or settled job out of where it is. Its keys stay as they are.
     fn take(&mut self, id: JobId) -> Option<(usize, JobState, Arc<JobRecord>)> {
-        let place = self.places.get(&id)?.clone();
+        let place = self.place(id)?;
         let (queue, state, job) = match place {
             Place::Line { queue, line, place } => {
                 let at = &mut self.queues[queue];
                 at.counts.ready -= 1;
-                (queue, JobState::Ready, at.lines[line].remove(&place)?)
+                (queue, JobState::Ready, at.lines[line].remove(place)?)
             }
             Place::Parked { queue, key, seq } => {
                 let at = &mut self.queues[queue];
@@ -736,23 +760,26 @@ impl State {
     fn end(
         &mut self,
         grant: FencingToken,
-        facts: &LeaseFacts,
+        token: FencingToken,
         step: Step,
         now: Timestamp,
     ) -> Option<(FencingToken, Arc<JobRecord>)> {
-        let (queue, LeaseState { mut job, .. }) = self.take_lease(grant, facts.token)?;
-        self.queues[queue].ledger.count(step.end);
         let next = step.next;
-        if next
-            != (Next::Settled {
-                state: JobState::Completed,
+        let gone = matches!(
+            next,
+            Next::Settled {
                 keep_until: None,
-            })
-        {
-            step.apply(Arc::make_mut(&mut job), facts, now);
+                ..
+            }
+        );
+        let facts = if gone { None } else { self.facts(grant, token) };
+        let (queue, LeaseState { mut job, .. }) = self.take_lease(grant, token)?;
+        self.queues[queue].ledger.count(step.end);
+        if let Some(facts) = facts {
+            step.apply(Arc::make_mut(&mut job), &facts, now);
         }
         match next {
-            Next::Front => return Some((facts.token, job)),
+            Next::Front => return Some((token, job)),
             Next::Back => self.put_back(queue, job),
             Next::Scheduled { keeps_key } => {
                 if !keeps_key {
@@ -767,6 +794,12 @@ impl State {
         None
     }
 
+    fn facts(&self, grant: FencingToken, token: FencingToken) -> Option<LeaseFacts> {
+        let held = self.grants.get(&grant)?;
+        let lease = held.leases.get(offset(grant, token)?)?.as_ref()?;
+        Some(held.facts(token, lease))
+    }
+
     fn fenced(&mut self, queue: &QueueName, calls: usize) {
         if let Some(&queue) = self.names.get(queue) {
             self.queues[queue].ledger.fenced += calls as u64;
@@ -779,7 +812,7 @@ impl State {
             let lines = queue.lines.iter().enumerate();
             !queue.paused
                 && lines
-                    .filter(|(at, _)| suspects || at % 2 == 1)
+                    .filter(|(at, _)| suspects || !is_suspects(*at))
                     .any(|(_, line)| !line.is_empty())
         })
     }
@@ -788,6 +821,10 @@ impl State {
 /// The place of a token in its grant.
 fn offset(grant: FencingToken, token: FencingToken) -> Option<usize> {
     usize::try_from(token.get().checked_sub(grant.get())?).ok()
+}
+
+fn is_suspects(line: usize) -> bool {
+    line.is_multiple_of(2)
 }
 
 /// The line of a ready job: suspects wait in a line of their own, ahead of the others of their

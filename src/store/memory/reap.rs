@@ -96,7 +96,7 @@ impl State {
                 expiries: job.expiries + 1,
                 state,
             });
-            front.extend(self.end(id, &facts, step, now));
+            front.extend(self.end(id, facts.token, step, now));
         }
     }
 }

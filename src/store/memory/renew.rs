@@ -69,9 +69,8 @@ impl State {
             else {
                 continue;
             };
-            let facts = held.facts(token, lease);
             let step = lifecycle::expire(&lease.job, Cause::Stalled, lease.cancel, now);
-            front.extend(self.end(grant, &facts, step, now));
+            front.extend(self.end(grant, token, step, now));
         }
         self.put_front(queue, front);
     }

@@ -20,7 +20,7 @@ impl State {
             };
             let late = grant.deadline <= now;
             let queue = grant.queue;
-            let facts = grant.facts(receipt.token, lease);
+            let cancel = lease.cancel;
             let mut issuer = self.issuer;
             let believed = match outcome {
                 Outcome::Surrender {
@@ -29,16 +29,13 @@ impl State {
                 _ => true,
             };
             let relaxed = self.queues[queue].relaxed;
-            let step = lifecycle::settle(&lease.job, outcome, facts.cancel, believed, relaxed, now);
+            let step = lifecycle::settle(&lease.job, outcome, cancel, believed, relaxed, now);
             self.issuer = issuer;
             self.queues[queue].ledger.late += u64::from(late);
-            if let Some(job) = self.end(receipt.grant, &facts, step, now) {
+            if let Some(job) = self.end(receipt.grant, receipt.token, step, now) {
                 front.entry(queue).or_default().push(job);
             }
-            verdicts.push(Verdict::Held {
-                late,
-                cancel: facts.cancel,
-            });
+            verdicts.push(Verdict::Held { late, cancel });
         }
         for (queue, jobs) in front {
             self.put_front(queue, jobs);

@@ -81,6 +81,7 @@ impl Tx<'_> {
                 continue;
             };
             let (queue, nonce, term) = (held.queue, held.nonce, held.term);
+            let granted_at = held.granted_at;
             let living: Vec<usize> = held.living().collect();
             let mut leases = Vec::with_capacity(living.len());
             for at in living {
@@ -96,7 +97,7 @@ impl Tx<'_> {
                 partition: 0,
                 id,
                 nonce,
-                granted_at: now,
+                granted_at,
                 term,
                 granted,
                 leases,

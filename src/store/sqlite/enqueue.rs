@@ -20,11 +20,31 @@ impl Tx<'_> {
             return again(&first, &request.jobs);
         }
         let mut answers = Vec::with_capacity(request.jobs.len());
+        let fresh = self.are_fresh(&request.jobs)?;
         for (id, job) in &request.jobs {
-            answers.push(self.enqueue_one(*id, job, now)?);
+            // The client's id is the job: what is there already is not stored a second time.
+            if !fresh && self.find(*id)?.is_some() {
+                answers.push(Enqueued::Duplicate(*id));
+            } else {
+                answers.push(self.enqueue_one(*id, job, now)?);
+            }
         }
         self.remember(request.request, Verb::Enqueue, &written(&answers))?;
         Ok(answers)
+    }
+
+    /// Whether no id of the call can be there already. New ids of one client are later than the
+    /// others and in order, so that one look at their range will do for all of them.
+    fn are_fresh(&mut self, jobs: &[(JobId, NewJob)]) -> Done<bool> {
+        let (Some((first, _)), Some((last, _))) = (jobs.first(), jobs.last()) else {
+            return Ok(true);
+        };
+        if !jobs.is_sorted_by(|(a, _), (b, _)| a < b) {
+            return Ok(false);
+        }
+        let range = [first.as_bytes(), last.as_bytes()];
+        let taken: bool = self.sql("ids_taken")?.query_row(range, |row| row.get(0))?;
+        Ok(!taken)
     }
 
     fn enqueue_one(&mut self, id: JobId, new: &NewJob, now: Timestamp) -> Done<Enqueued> {

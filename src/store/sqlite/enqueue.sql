@@ -2,6 +2,11 @@
 -- in   jobs with the client's ids      out  per job: new, or the job that holds its unique key
 -- why  a line's ends are found by two seeks; every insert is then an append
 
+-- name: ids_taken
+SELECT EXISTS (SELECT 1 FROM leasehold_ready WHERE id BETWEEN ?1 AND ?2)
+    OR EXISTS (SELECT 1 FROM leasehold_aside WHERE id BETWEEN ?1 AND ?2)
+    OR EXISTS (SELECT 1 FROM leasehold_grants WHERE last_job >= ?1 AND first_job <= ?2);
+
 -- name: queue_named
 SELECT id, name, paused, relaxed, seq, n_scheduled, n_ready, n_parked, n_leased, n_completed, n_dead,
        n_cancelled, enqueued, granted, completed, retried, surrendered, buried, cancelled,

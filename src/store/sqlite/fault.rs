@@ -45,9 +45,25 @@ pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     )
 }
 
+/// Whether a row is missing or a column holds what it cannot.
+fn is_misfit(error: &rusqlite::Error) -> bool {
+    use rusqlite::Error as E;
+    matches!(
+        error,
+        E::QueryReturnedNoRows
+            | E::FromSqlConversionFailure(..)
+            | E::InvalidColumnType(..)
+            | E::IntegralValueOutOfRange(..)
+    )
+}
+
 /// An engine's error in the words of the crate.
 pub(super) fn explain(error: rusqlite::Error) -> Error {
     let (kind, detail) = match error.sqlite_error_code() {
+        None if is_misfit(&error) => (
+            ErrorKind::Corrupt,
+            "what is stored does not fit together; restore the file from a backup",
+        ),
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => (
             ErrorKind::Contended,
             "another process holds the file's write lock for too long; \

@@ -212,6 +212,9 @@ impl Tx<'_> {
             dirty: false,
             moved: false,
         };
+        if held.live != held.living().count() {
+            return Err(corrupt("a grant's count does not fit its leases"));
+        }
         if noted {
             held.notes = Some(self.load_notes(id, held.leases)?);
         }
@@ -277,19 +280,19 @@ impl Tx<'_> {
         let Some(at) = offset(receipt.grant, receipt.token).filter(|at| held.is_live(*at)) else {
             return Ok(None);
         };
-        let head = held
+        let Head { id, flags, .. } = held
             .head(at)
             .ok_or_else(|| corrupt("a lease has no record"))?;
         let current = self.queues[held.queue].name == receipt.queue
             && receipt.partition == 0
             && held.nonce.matches(&receipt.nonce)
-            && head.id == *receipt.job.as_bytes();
+            && id == *receipt.job.as_bytes();
         Ok(current.then(|| Current {
             at,
             queue: held.queue,
             late: held.deadline <= now,
             cancel: held.cancel(at),
-            flags: head.flags,
+            flags,
         }))
     }
 
@@ -496,14 +499,14 @@ fn compact(db: &rusqlite::Connection, number: i64, held: &mut Held) -> Done<()> 
     };
     let (mut heads, mut kept) = (Vec::new(), Vec::new());
     for at in held.living() {
-        let head = held
+        let Head { id, flags, record } = held
             .head(at)
             .ok_or_else(|| corrupt("a lease has no record"))?;
         let record = records
-            .get(head.record)
+            .get(record)
             .ok_or_else(|| corrupt("the records of a grant are cut"))?;
         kept.extend_from_slice(record);
-        put_head(&mut heads, &head.id, at, head.flags, kept.len());
+        put_head(&mut heads, &id, at, flags, kept.len());
     }
     super::sql::statement(db, "records_compact")?.execute(params![number, heads, kept])?;
     held.heads = Some(heads);

@@ -244,7 +244,7 @@ impl Tx<'_> {
         if let Some(cursor) = &page.after {
             match cursor.split_at_checked(1) {
                 Some(("s", slot)) => {
-                    from = Some(slot.parse::<i64>().map_err(|_| foreign(cursor))? + 1)
+                    from = Some(slot.parse::<i64>().map_err(|_| foreign(cursor))? + 1);
                 }
                 Some(("p", rest)) => {
                     let (seq, key) = rest.split_once('.').ok_or_else(|| foreign(cursor))?;
@@ -441,7 +441,11 @@ fn pair(cursor: &str) -> Done<(i64, i64)> {
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    let digit = |half: u8| char::from_digit(half.into(), 16).unwrap_or_default();
+    let bytes = bytes.iter();
+    bytes
+        .flat_map(|byte| [digit(byte >> 4), digit(byte & 15)])
+        .collect()
 }
 
 fn unhex(text: &str) -> Option<Vec<u8>> {

@@ -131,7 +131,7 @@ impl Default for SqliteOptions {
     }
 }
 
-/// A store in one SQLite file. Clones share the writer; the last one to go stops it.
+/// A store in one `SQLite` file. Clones share the writer; the last one to go stops it.
 #[derive(Clone)]
 pub struct SqliteStore {
     shared: Arc<Shared>,
@@ -235,9 +235,15 @@ impl SqliteStore {
         match &self.shared.engine {
             Engine::Thread { calls, .. } => {
                 let (reply, answer) = oneshot::channel();
-                let sent = lock(calls)
-                    .as_ref()
-                    .is_some_and(|calls| calls.send(Call { work, reply }).is_ok());
+                let sent = lock(calls).as_ref().is_some_and(|calls| {
+                    calls
+                        .send(Call {
+                            work,
+                            left_over: false,
+                            reply,
+                        })
+                        .is_ok()
+                });
                 if !sent {
                     return Err(at(verb, closed()));
                 }
@@ -332,6 +338,7 @@ impl Shared {
             }
             Engine::Inline(writer) => drop(lock(writer).take()),
         }
+        self.poll.stop();
         lock(&self.readers).clear();
         self.wakers.wake_all();
     }
@@ -443,7 +450,9 @@ impl Store for SqliteStore {
             let _ = tokio::time::timeout(limit, bell).await;
             return Ok(());
         }
-        let _sleeping = self.shared.poll.start(&self.shared.path);
+        self.shared
+            .poll
+            .start(&self.shared.path, &self.shared.wakers);
         let until = tokio::time::sleep_until(monotonic() + limit);
         tokio::pin!(until);
         loop {

@@ -296,28 +296,26 @@ impl Tx<'_> {
 
     /// Finds a job by its id.
     pub(super) fn find(&mut self, id: JobId) -> Done<Option<Place>> {
-        let slot = self
-            .sql("ready_by_id")?
-            .query_row([id.as_bytes()], |row| row.get::<_, i64>(0))
-            .optional()?;
-        if let Some(slot) = slot {
-            let queue = self.queue_of(queue_of_slot(slot))?;
-            return Ok(queue.map(|queue| Place::Line { queue, slot }));
+        // Another namespace may have a job of the same id.
+        let mut select = self.sql("ready_by_id")?;
+        let mut rows = select.query([id.as_bytes()])?;
+        while let Some(row) = rows.next()? {
+            let slot = row.get(0)?;
+            if let Some(queue) = self.queue_of(queue_of_slot(slot))? {
+                return Ok(Some(Place::Line { queue, slot }));
+            }
         }
-        let aside = self
-            .sql("aside_by_id")?
-            .query_row([id.as_bytes()], |row| {
-                Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
-            })
-            .optional()?;
-        if let Some((row, queue, state, at)) = aside {
-            let queue = self.queue_of(queue)?;
-            return Ok(queue.map(|queue| Place::Aside {
-                queue,
-                row,
-                state,
-                at: moment(at),
-            }));
+        let mut select = self.sql("aside_by_id")?;
+        let mut rows = select.query([id.as_bytes()])?;
+        while let Some(row) = rows.next()? {
+            if let Some(queue) = self.queue_of(row.get(1)?)? {
+                return Ok(Some(Place::Aside {
+                    queue,
+                    row: row.get(0)?,
+                    state: row.get(2)?,
+                    at: moment(row.get(3)?),
+                }));
+            }
         }
         self.find_leased(id)
     }

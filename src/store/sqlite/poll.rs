@@ -5,16 +5,21 @@
 //! then look for work with a read.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tokio::sync::watch;
 
 use super::migrate::connect;
 use super::turn::version;
+use crate::store::wake::Wakers;
 
-/// How often to ask: about 0.2 % of a core, and half of it on average until a sleeper knows.
+/// How often to ask: half of it passes on average until a sleeper knows.
 const EVERY: Duration = Duration::from_millis(10);
+/// How often to ask after [`QUIET`] rounds in which nothing happened.
+const SELDOM: Duration = Duration::from_millis(20);
+const QUIET: u32 = 100;
 /// Rounds without a sleeper after which the thread ends.
 const LINGER: u32 = 100;
 
@@ -26,12 +31,10 @@ pub(super) struct Poll {
 
 #[derive(Debug, Default)]
 struct State {
-    sleepers: usize,
+    thread: Option<JoinHandle<()>>,
     running: bool,
+    stopped: bool,
 }
-
-/// Somebody sleeps until this is dropped.
-pub(super) struct Sleeping(Arc<Poll>);
 
 impl Default for Poll {
     fn default() -> Self {
@@ -48,44 +51,54 @@ impl Poll {
         self.changed.subscribe()
     }
 
-    /// Watches the file until the returned value is dropped.
-    pub(super) fn start(self: &Arc<Self>, path: &Path) -> Sleeping {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.sleepers += 1;
-        if !state.running {
-            let (poll, path) = (Arc::clone(self), path.to_owned());
-            let thread = std::thread::Builder::new().name("leasehold-poll".into());
-            // Without the thread, sleepers still wake by bells and by their limits.
-            state.running = thread.spawn(move || poll.watch(&path)).is_ok();
+    /// Watches the file for as long as anybody sleeps. To be called once the bell is hung up.
+    pub(super) fn start(self: &Arc<Self>, path: &Path, wakers: &Arc<Wakers>) {
+        let mut state = self.lock();
+        if state.running || state.stopped {
+            return;
         }
-        Sleeping(Arc::clone(self))
+        let (poll, path, wakers) = (Arc::clone(self), path.to_owned(), Arc::clone(wakers));
+        let thread = std::thread::Builder::new().name("leasehold-poll".into());
+        // Without the thread, sleepers still wake by bells and by their limits.
+        state.thread = thread.spawn(move || poll.watch(&path, &wakers)).ok();
+        state.running = state.thread.is_some();
     }
 
-    fn watch(&self, path: &Path) {
+    /// Ends the thread, and lets no other start.
+    pub(super) fn stop(&self) {
+        let thread = {
+            let mut state = self.lock();
+            state.stopped = true;
+            state.thread.take()
+        };
+        // It holds nothing that a panic could leave half done.
+        let _ = thread.map(JoinHandle::join);
+    }
+
+    fn watch(&self, path: &Path, wakers: &Wakers) {
         let db = connect(path, false, true);
         let mut seen = None;
-        let mut alone = 0;
+        let (mut alone, mut quiet) = (0, 0);
         loop {
             let now = db.as_ref().ok().and_then(|db| version(db).ok());
             // The first look also counts: something may have happened before the thread was up.
+            quiet += 1;
             if now.is_none() || now != seen {
                 seen = now;
+                quiet = 0;
                 self.changed.send_modify(|times| *times += 1);
             }
-            std::thread::sleep(EVERY);
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            alone = if state.sleepers == 0 { alone + 1 } else { 0 };
-            if alone > LINGER {
+            std::thread::sleep(if quiet > QUIET { SELDOM } else { EVERY });
+            let mut state = self.lock();
+            alone = if wakers.is_empty() { alone + 1 } else { 0 };
+            if alone > LINGER || state.stopped {
                 state.running = false;
                 return;
             }
         }
     }
-}
 
-impl Drop for Sleeping {
-    fn drop(&mut self) {
-        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.sleepers -= 1;
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

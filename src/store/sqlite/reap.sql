@@ -3,7 +3,5 @@
 -- why  found by index; two reapers are two transactions, so no expiry is counted twice
 
 -- name: overdue
-SELECT id FROM leasehold_grants WHERE queue = ?1 AND deadline <= ?2 ORDER BY deadline, id LIMIT ?3;
-
--- name: oldest_overdue
-SELECT deadline, id FROM leasehold_grants WHERE queue = ?1 AND deadline <= ?2 ORDER BY deadline, id LIMIT 1;
+SELECT deadline, id FROM leasehold_grants WHERE queue = ?1 AND deadline <= ?2
+ORDER BY deadline, id LIMIT ?3;

@@ -17,7 +17,7 @@ impl Tx<'_> {
         for (token, progress) in &beat.progress {
             if let Some(at) = self.live(beat.grant, *token)? {
                 self.note(beat.grant, at, |note| {
-                    note.progress = Some(progress.clone())
+                    note.progress = Some(progress.clone());
                 })?;
             }
         }

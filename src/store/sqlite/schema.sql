@@ -110,6 +110,7 @@ CREATE TABLE leasehold_grants (
     last_job     BLOB    NOT NULL
 );
 CREATE INDEX leasehold_grants_deadline ON leasehold_grants (queue, deadline);
+CREATE INDEX leasehold_grants_jobs ON leasehold_grants (last_job, first_job);
 
 -- heads: for each record its job id, place in the grant, flags and end. Enough to settle a plain job.
 CREATE TABLE leasehold_records (
@@ -127,12 +128,12 @@ CREATE TABLE leasehold_notes (
     checkpoint BLOB
 );
 
+-- Few, and touched by every call: no index, which would be one more page in every commit.
 CREATE TABLE leasehold_sessions (
     id        BLOB    PRIMARY KEY,
     namespace TEXT    NOT NULL,
     used      INTEGER NOT NULL
 ) WITHOUT ROWID;
-CREATE INDEX leasehold_sessions_used ON leasehold_sessions (used);
 
 CREATE TABLE leasehold_lanes (
     session BLOB    NOT NULL,

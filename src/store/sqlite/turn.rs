@@ -56,7 +56,7 @@ impl Turn {
     /// Begins a write transaction, in turn. Gives up after `limit`.
     pub(super) fn begin(&mut self, db: &Connection, limit: Duration) -> Done<()> {
         self.step_aside(db)?;
-        match db.execute_batch("BEGIN IMMEDIATE") {
+        match begin(db) {
             Err(error) if is_busy(&error) => {}
             other => return Ok(other?),
         }
@@ -121,12 +121,18 @@ fn poll(db: &Connection, limit: Duration) -> Done<()> {
         };
         std::thread::sleep(nap);
         naps += nap;
-        match db.execute_batch("BEGIN IMMEDIATE") {
+        match begin(db) {
             Err(error) if is_busy(&error) && waited < limit => {}
             Err(error) => return Err(Fault::Broken(explain(error))),
             Ok(()) => return Ok(()),
         }
     }
+}
+
+fn begin(db: &Connection) -> rusqlite::Result<()> {
+    db.prepare_cached("BEGIN IMMEDIATE")?
+        .execute([])
+        .map(|_| ())
 }
 
 /// Changes when another connection has committed.

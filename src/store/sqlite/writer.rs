@@ -63,6 +63,8 @@ pub(super) enum Reply {
 /// A call that waits for the writer.
 pub(super) struct Call {
     pub(super) work: Work,
+    /// It waited for a transaction that had no room for it.
+    pub(super) left_over: bool,
     pub(super) reply: oneshot::Sender<Result<Reply>>,
 }
 
@@ -80,13 +82,18 @@ impl Work {
             Self::Prune(_) => Verb::Prune,
         }
     }
+}
 
+impl Call {
+    /// Where it stands among those that wait together.
     fn rank(&self) -> u8 {
-        match self {
-            Self::Renew(_) => 0,
-            Self::OpenSession | Self::Settle(_) | Self::Checkpoint(_) => 1,
-            Self::Enqueue(_) | Self::Reap(_) | Self::Control(_) | Self::Prune(_) => 2,
-            Self::Claim(_) => 3,
+        match &self.work {
+            Work::Renew(_) => 0,
+            // Otherwise a steady stream of others could keep a claim waiting for ever.
+            _ if self.left_over => 1,
+            Work::OpenSession | Work::Settle(_) | Work::Checkpoint(_) => 2,
+            Work::Enqueue(_) | Work::Reap(_) | Work::Control(_) | Work::Prune(_) => 3,
+            Work::Claim(_) => 4,
         }
     }
 }
@@ -124,16 +131,21 @@ impl Writer {
             }
             let room = BATCH_CALLS.saturating_sub(waiting.len());
             waiting.extend(calls.try_iter().take(room));
-            waiting.sort_by_key(|call| call.work.rank());
+            waiting.sort_by_key(Call::rank);
             let works: Vec<&Work> = waiting.iter().map(|call| &call.work).collect();
             let (answers, bells) = self.run(&works);
+            // Before the answers: who hears one and then goes to sleep must not be woken by its own
+            // call.
+            ring(bells);
             let answered = answers.len();
             for (call, answer) in waiting.drain(..answered).zip(answers) {
                 let verb = call.work.verb();
                 // Who no longer listens treats the call as unknown.
                 let _ = call.reply.send(answer.map_err(|error| at(verb, error)));
             }
-            ring(bells);
+            for call in &mut waiting {
+                call.left_over = true;
+            }
             self.trim_log();
         }
     }
@@ -171,7 +183,7 @@ impl Writer {
             .map_err(|fault| Unrun::Whole(fault.into_error()))?;
         let ran = self.apply_all(works);
         let ran = match ran {
-            Ok(ran) => match self.db.execute_batch("COMMIT") {
+            Ok(ran) => match commit(&self.db) {
                 Ok(()) => {
                     self.commits.fetch_add(1, Ordering::Relaxed);
                     Ok(ran)
@@ -218,8 +230,7 @@ impl Writer {
         }
         let mut log = self.path.as_os_str().to_owned();
         log.push("-wal");
-        let long = std::fs::metadata(log).is_ok_and(|log| log.len() > LOG_BYTES);
-        if long {
+        if std::fs::metadata(log).is_ok_and(|file| file.len() > LOG_BYTES) {
             // If a reader is in the way, the next time will do.
             let _ = self
                 .db
@@ -255,6 +266,10 @@ fn apply(tx: &mut Tx<'_>, work: &Work, now: Timestamp) -> Done<Reply> {
         Work::Control(request) => Reply::Controlled(tx.control(request, now)?),
         Work::Prune(request) => Reply::Pruned(tx.prune(request, now)?),
     })
+}
+
+fn commit(db: &Connection) -> rusqlite::Result<()> {
+    db.prepare_cached("COMMIT")?.execute([]).map(|_| ())
 }
 
 /// Names the verb and the store in an error.

@@ -1,0 +1,38 @@
+//! The guide: how the parts fit, and what to expect of them.
+//!
+//! | page | answers |
+//! |---|---|
+//! | [`architecture`] | what problem this solves, which parts there are, where each promise is kept |
+//! | [`lifecycle`] | what happens to a job, verb by verb |
+//! | [`leases`] | how long a lease lasts, who ends it, what a lost one means |
+//! | [`keys`] | how to have one job only, or one at a time |
+//! | [`stores`] | what each store guarantees, and how to write another |
+//! | [`errors`] | answers, trouble and wishes: three kinds of "no" |
+//! | [`operations`] | what to watch, how to choose terms, how to deploy |
+//! | [`glossary`] | what each word means |
+//!
+//! Every piece of code in it is compiled with the tests, and run where it can end by itself.
+
+#[doc = include_str!("architecture.md")]
+pub mod architecture {}
+
+#[doc = include_str!("lifecycle.md")]
+pub mod lifecycle {}
+
+#[doc = include_str!("leases.md")]
+pub mod leases {}
+
+#[doc = include_str!("keys.md")]
+pub mod keys {}
+
+#[doc = include_str!("stores.md")]
+pub mod stores {}
+
+#[doc = include_str!("errors.md")]
+pub mod errors {}
+
+#[doc = include_str!("operations.md")]
+pub mod operations {}
+
+#[doc = include_str!("glossary.md")]
+pub mod glossary {}

@@ -1,0 +1,187 @@
+//! Trouble with the file has a kind and says what to do.
+
+use std::process::Command;
+use std::time::Duration;
+
+use leasehold::store::{SqliteOptions, SqliteStore};
+use leasehold::{ErrorKind, Store};
+
+use crate::client::{Client, job};
+use crate::processes::child;
+
+fn kind_of_open(path: &std::path::Path) -> ErrorKind {
+    let error = SqliteStore::open(path).expect_err("this file must not open");
+    assert!(error.to_string().len() > 30, "says what to do: {error}");
+    error.kind()
+}
+
+#[tokio::test]
+async fn a_lock_that_is_held_too_long_is_contended_and_nothing_was_done() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("jobs.db");
+    let options = SqliteOptions::new().patience(Duration::from_millis(150));
+    let mut client = Client::new(SqliteStore::with(&path, options.clone()).unwrap()).await;
+    let other = rusqlite::Connection::open(&path).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let error = client.enqueue(vec![job("q")]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Contended);
+    assert!(error.is_transient() && error.kind().is_certain());
+    let error = SqliteStore::with(&path, options).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Contended);
+    // Reading goes on meanwhile.
+    let queues = leasehold::inspect::queues(&*client.store).await.unwrap();
+    assert!(queues.is_empty());
+    other.execute_batch("COMMIT").unwrap();
+    client.enqueue(vec![job("q")]).await.unwrap();
+}
+
+#[test]
+fn a_file_that_is_no_database_or_is_damaged_is_corrupt() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("text.db");
+    std::fs::write(&path, "this is not a database, but a letter".repeat(100)).unwrap();
+    assert_eq!(kind_of_open(&path), ErrorKind::Corrupt);
+
+    let path = dir.path().join("damaged.db");
+    drop(SqliteStore::open(&path).unwrap());
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[4096 - 600..4096].fill(0xa5);
+    std::fs::write(&path, bytes).unwrap();
+    assert_eq!(kind_of_open(&path), ErrorKind::Corrupt);
+}
+
+#[tokio::test]
+async fn a_record_that_cannot_be_read_is_corrupt_and_hurts_nobody_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("jobs.db");
+    let store = SqliteStore::open(&path).unwrap();
+    let mut client = Client::new(store.clone()).await;
+    client.enqueue(vec![job("bad")]).await.unwrap();
+    client.enqueue(vec![job("good")]).await.unwrap();
+    let db = rusqlite::Connection::open(&path).unwrap();
+    db.execute(
+        "UPDATE leasehold_ready SET record = x'00010203' WHERE slot < 1 << 47",
+        [],
+    )
+    .unwrap();
+    let mut other = Client::new(store.clone()).await;
+    let (bad, good) = tokio::join!(client.claim("bad", 1), other.claim("good", 1));
+    assert_eq!(bad.unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(good.unwrap().grants.len(), 1);
+}
+
+#[test]
+fn a_newer_file_is_too_new_whoever_owns_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("jobs.db");
+    drop(SqliteStore::open(&path).unwrap());
+    let db = rusqlite::Connection::open(&path).unwrap();
+    db.execute_batch("PRAGMA user_version = 99").unwrap();
+    assert_eq!(kind_of_open(&path), ErrorKind::TooNew);
+    db.execute_batch("PRAGMA user_version = 1; UPDATE leasehold_meta SET version = 99")
+        .unwrap();
+    assert_eq!(kind_of_open(&path), ErrorKind::TooNew);
+}
+
+#[test]
+fn a_missing_directory_is_said_to_be_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("no/such/jobs.db");
+    assert_eq!(kind_of_open(&path), ErrorKind::Unavailable);
+}
+
+/// Permissions do not bind root, so root asks a child that is nobody.
+#[test]
+fn a_file_that_cannot_be_written_is_read_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("jobs.db");
+    drop(SqliteStore::open(&path).unwrap());
+    let fresh = dir.path().join("fresh.db");
+    let mode = |path: &std::path::Path, mode: &str| {
+        assert!(
+            Command::new("chmod")
+                .arg(mode)
+                .arg(path)
+                .status()
+                .unwrap()
+                .success()
+        );
+    };
+    mode(&path, "444");
+    mode(dir.path(), "555");
+    for path in [&path, &fresh] {
+        if std::fs::OpenOptions::new()
+            .write(true)
+            .open(dir.path().join("jobs.db"))
+            .is_err()
+        {
+            assert_eq!(kind_of_open(path), ErrorKind::ReadOnly);
+            continue;
+        }
+        let exe = tempfile::tempdir().unwrap();
+        let copy = exe.path().join("child");
+        std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+        mode(exe.path(), "755");
+        let mut nobody = Command::new("setpriv");
+        nobody
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .arg(&copy);
+        let Ok(out) = child(nobody, "open", path).output() else {
+            eprintln!("not run: root, and no setpriv to become nobody with");
+            break;
+        };
+        let text = String::from_utf8_lossy(&out.stdout);
+        assert!(text.contains("kind read_only"), "{out:?}");
+    }
+    mode(dir.path(), "755");
+}
+
+/// Needs a small disk: root makes one in memory.
+#[tokio::test]
+async fn a_full_disk_is_full_and_after_freeing_some_all_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let mount = |arg: &str| {
+        let mut mount = Command::new("mount");
+        mount
+            .args(["-t", "tmpfs", "-o", arg, "none"])
+            .arg(dir.path())
+            .status()
+    };
+    if !mount("size=3m").is_ok_and(|status| status.success()) {
+        eprintln!("not run: no right to mount a small disk");
+        return;
+    }
+    let path = dir.path().join("jobs.db");
+    let store = SqliteStore::open(&path).unwrap();
+    let mut client = Client::new(store.clone()).await;
+    let mut stored = 0;
+    let error = loop {
+        match client.enqueue((0..1_000).map(|_| job("q")).collect()).await {
+            Ok(jobs) => stored += jobs.len() as u64,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+    assert!(mount("remount,size=30m").unwrap().success());
+    client.enqueue(vec![job("q")]).await.unwrap();
+    let view = leasehold::inspect::queues(&store).await.unwrap();
+    assert_eq!(view[0].counts.ready, stored + 1);
+    drop(client);
+    store.close();
+    let unmounted = Command::new("umount").arg("-l").arg(dir.path()).status();
+    assert!(unmounted.unwrap().success());
+}
+
+#[tokio::test]
+async fn a_closed_store_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    for options in [SqliteOptions::new(), SqliteOptions::new().inline()] {
+        let store = SqliteStore::with(dir.path().join("jobs.db"), options).unwrap();
+        let clone = store.dedicated().await.unwrap();
+        store.close();
+        let error = clone.open_session().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed);
+        let error = leasehold::inspect::queues(&*clone).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed);
+    }
+}

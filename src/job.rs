@@ -225,14 +225,14 @@ impl JobId {
         /// they stand at the front of a `UUIDv7`.
         static LAST: AtomicU64 = AtomicU64::new(0);
         let micros = SystemClock.now().as_micros();
-        let now = (micros / 1_000) << 12 | (micros % 1_000) * 4_096 / 1_000;
+        let now = ((micros / 1_000) << 12) | ((micros % 1_000) * 4_096 / 1_000);
         let later = |last: u64| Some(now.max(last + 1));
         let last = LAST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
         let time = now.max(last.unwrap_or_default() + 1);
         // An id needs to be unique, not secret: a receipt has its own randomness.
         let random = fastrand::u64(..);
-        let version = (time >> 12) << 16 | 0x7000 | (time & 0xfff);
-        let variant = random >> 2 | 0x8000_0000_0000_0000;
+        let version = ((time >> 12) << 16) | 0x7000 | (time & 0xfff);
+        let variant = (random >> 2) | 0x8000_0000_0000_0000;
         Self(Uuid::from_u64_pair(version, variant))
     }
 

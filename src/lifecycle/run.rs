@@ -52,13 +52,11 @@ pub(crate) async fn slot(pool: Arc<Pool>, number: usize) {
     // The end of one run is the start of the next, if nothing came between.
     let mut now = None;
     loop {
-        let next = match pool.take() {
-            Some(next) => Some(next),
-            None => {
-                now = None;
-                pool.next(number).await
-            }
-        };
+        let mut next = pool.take();
+        if next.is_none() {
+            now = None;
+            next = pool.next(number).await;
+        }
         let Some((held, index)) = next else { break };
         now = work(&pool, held, index, number, now).await;
         streak += 1;

@@ -61,8 +61,10 @@ pub(crate) async fn slot(pool: Arc<Pool>, number: usize) {
 
 async fn work(pool: &Pool, held: Arc<Held>, index: usize, slot: usize) {
     let lease = &held.leases[index];
-    if lease.stopped().is_some() || pool.draining() {
-        // Lost or cancelled while it waited for a slot, or too late for this worker.
+    let started = monotonic();
+    if lease.stopped().is_some() || held.until() <= started || pool.draining() {
+        // Lost or cancelled while it waited for a slot or for the answer to its claim, or too late
+        // for this worker.
         settle::hand_in(pool, held, index, Ran::Dropped, slot, Times::default());
         return;
     }
@@ -72,7 +74,6 @@ async fn work(pool: &Pool, held: Arc<Held>, index: usize, slot: usize) {
         settle::hand_in(pool, held, index, Ran::UnknownKind, slot, Times::default());
         return;
     };
-    let started = monotonic();
     held.start(index, started);
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
     pool.observers.emit(|| Event::Started { queue, job, token });

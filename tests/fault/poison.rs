@@ -48,9 +48,8 @@ async fn work(neighbours: usize, workers: usize, limit: u32, flaw: Option<Flaw>)
     let mut fleet: Vec<Process> = (0..workers).map(|_| world.flawed(8, flaw)).collect();
     let mut crashes = 0;
     let queue = loop {
-        let over = |view: &QueueView| {
-            view.counts.completed + view.counts.dead == view.ledger.enqueued
-        };
+        let over =
+            |view: &QueueView| view.counts.completed + view.counts.dead == view.ledger.enqueued;
         let wait = world.until("every job to be settled", over);
         if let Ok(queue) = tokio::time::timeout(std::time::Duration::from_millis(20), wait).await {
             break queue;

@@ -144,6 +144,6 @@ impl Side {
             let verdicts = self.store.settle(request).await.expect("settled");
             assert!(verdicts.iter().all(|verdict| verdict.is_held()));
         }
-        (cpu_time() - before).as_secs_f64() * 1e6 / settled as f64
+        cpu_time().saturating_sub(before).as_secs_f64() * 1e6 / settled as f64
     }
 }

@@ -201,8 +201,7 @@ impl Context {
     pub fn set_result<T: Serialize>(&self, result: &T) -> Result<(), Failure> {
         let bytes = Bytes::from(serde_json::to_vec(result)?);
         at_most("result", bytes.len(), limits::CHECKPOINT_BYTES, "bytes")?;
-        // The first result stands: a handler has one end.
-        let _ = self.lease().result.set(bytes);
+        self.lease().set_result(bytes);
         Ok(())
     }
 

@@ -114,6 +114,10 @@ impl Issuer {
 }
 
 /// The refusal of a claim for which no token fits.
+#[cfg_attr(
+    not(feature = "sqlite"),
+    expect(dead_code, reason = "memory needs it not")
+)]
 pub(crate) fn tokens_ahead() -> Error {
     Error::new(
         ErrorKind::TokensAhead,

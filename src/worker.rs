@@ -9,7 +9,6 @@
 //!
 //! Several pools can run in one process; nothing is global.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -269,20 +268,22 @@ impl WorkerBuilder {
             return Err(Error::invalid("handlers", "none", "at least 1").during(Verb::Run));
         }
         let queues = self.pool_queues()?;
-        let mut kinds = HashMap::new();
+        let mut kinds: Vec<PoolKind> = Vec::with_capacity(self.handlers.len());
         for (kind, _, handler) in self.handlers {
-            Kind::new(kind)?;
+            let name = Kind::new(kind)?;
+            if kinds.iter().any(|kind| kind.name == name) {
+                let found = format!("two for kind {kind:?}");
+                return Err(Error::invalid("handlers", found, "one per kind").during(Verb::Run));
+            }
             let meters = queues
                 .iter()
                 .map(|queue| KindMeter::new(&queue.name, kind))
                 .collect();
-            if kinds
-                .insert(kind.into(), PoolKind { handler, meters })
-                .is_some()
-            {
-                let found = format!("two for kind {kind:?}");
-                return Err(Error::invalid("handlers", found, "one per kind").during(Verb::Run));
-            }
+            kinds.push(PoolKind {
+                name,
+                handler,
+                meters,
+            });
         }
         let owner: Arc<str> = self.owner.unwrap_or_else(default_owner).into();
         let task: Arc<str> = self

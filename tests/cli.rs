@@ -4,6 +4,7 @@
     clippy::disallowed_methods,
     reason = "the limits here are of real time"
 )]
+#![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::collections::BTreeSet;
 use std::io::Write as _;

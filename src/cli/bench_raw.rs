@@ -8,7 +8,7 @@ use bytes::Bytes;
 use rusqlite::Connection;
 
 use super::Trouble;
-use super::bench_run::{BATCH, Count, Numbered, Tally, rate};
+use super::bench_run::{BATCH, Bare, Count, Numbered, Tally, rate};
 use crate::clock::monotonic;
 
 /// Jobs a second.
@@ -30,9 +30,11 @@ pub(super) async fn memory(jobs: usize, payload: usize) -> Result<Rates, Trouble
     let enqueue = rate(jobs, began.elapsed());
 
     let tally = Tally::new(jobs);
-    let handler = Count(tally);
+    let counting = Count(tally);
     // On a worker thread of the runtime, as the slots are.
     let popping = tokio::spawn(async move {
+        // Known only by its trait, as the runtime knows handlers.
+        let handler: &(dyn Bare + Sync) = std::hint::black_box(&counting);
         let began = monotonic();
         loop {
             let payload = deque
@@ -40,7 +42,7 @@ pub(super) async fn memory(jobs: usize, payload: usize) -> Result<Rates, Trouble
                 .unwrap_or_else(PoisonError::into_inner)
                 .pop_front();
             let Some(payload) = payload else { break };
-            if let Ok(running) = handler.bare(&payload) {
+            if let Ok(running) = handler.start(&payload) {
                 let _ = running.await;
             }
         }

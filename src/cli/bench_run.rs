@@ -96,9 +96,13 @@ impl Handler<Numbered> for Count {
     }
 }
 
-impl Count {
-    /// The same work without a lease: decodes the payload, and the same body in a box.
-    pub(super) fn bare(&self, payload: &[u8]) -> Result<Running<'_>, Failure> {
+/// A handler without a lease: decodes the payload, and has the same body in a box.
+pub(super) trait Bare {
+    fn start(&self, payload: &[u8]) -> Result<Running<'_>, Failure>;
+}
+
+impl Bare for Count {
+    fn start(&self, payload: &[u8]) -> Result<Running<'_>, Failure> {
         let job: Numbered = serde_json::from_slice(payload)?;
         Ok(Box::pin(async move {
             self.0.note(job.n);

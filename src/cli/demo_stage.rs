@@ -144,6 +144,7 @@ impl Stage {
     /// Starts the workers, each a process of this executable.
     pub(super) fn start(&mut self) -> Result<(), Trouble> {
         let program: PathBuf = std::env::current_exe()?;
+        let mut group = 0;
         for worker in 1..=self.states.len() {
             let mut child = Command::new(&program)
                 .arg("demo-worker")
@@ -153,10 +154,12 @@ impl Stage {
                 .args(["--term-ms", &self.term.as_millis().to_string()])
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
-                // A group of its own: if the demo is killed while this one is frozen, the kernel
-                // hangs it up and wakes it.
-                .process_group(0)
+                // Zero makes a group, which the others join.
+                .process_group(group)
                 .spawn()?;
+            if group == 0 {
+                group = child.id() as i32;
+            }
             let stdout = child.stdout.take();
             self.children.push(Actor(child));
             let post = self.post.clone();

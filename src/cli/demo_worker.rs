@@ -1,7 +1,8 @@
 //! One worker of the demo: a process of its own, to be killed or frozen.
 //!
 //! It tells the demo what happens to it, one line of JSON each, on stdout, and drains when its stdin
-//! closes: so it does not outlive the demo, however that ends.
+//! closes: so it does not outlive the demo, however that ends. The workers are one process group, and
+//! the first to see the end wakes those that are frozen.
 //!
 //! Its handler is the honest zombie. The runtime would stop a handler whose lease ran out while the
 //! process stood still. This one, when it is late, does what code without such a runtime around it
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use rustix::process::{Signal, kill_current_process_group};
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
@@ -76,6 +78,8 @@ fn tell(news: &News) {
 }
 
 pub(super) async fn run(args: &Args, url: &str) -> Done {
+    // First of all: a frozen neighbour may keep the store from opening.
+    let closing = watch_stdin();
     let term = Duration::from_millis(args.term_ms);
     let client = Client::open(url).await?.observer(observe);
     let zombie = Arc::new(Zombie::new(&client, term).await?);
@@ -91,23 +95,27 @@ pub(super) async fn run(args: &Args, url: &str) -> Done {
         .slots(args.slots)
         .terms(LeaseTerms::of_term(term))
         .drain_grace(LAST_CALL)
-        .run_until(stdin_closes())
+        .run_until(async move {
+            let _ = closing.await;
+        })
         .await?;
     Ok(())
 }
 
-/// Resolves when the demo is gone or wants no more.
-async fn stdin_closes() {
+/// Resolves when the demo is gone or wants no more. A while later the process ends, come what may.
+fn watch_stdin() -> oneshot::Receiver<()> {
     let (open, closing) = oneshot::channel::<()>();
     std::thread::spawn(move || {
         let mut stdin = std::io::stdin().lock();
         let mut byte = [0];
         while matches!(stdin.read(&mut byte), Ok(1)) {}
+        // A frozen worker cannot see that its stdin has closed: whoever can wakes it.
+        let _ = kill_current_process_group(Signal::CONT);
         drop(open);
         std::thread::sleep(2 * LAST_CALL);
         std::process::exit(1);
     });
-    let _ = closing.await;
+    closing
 }
 
 fn observe(event: &Event<'_>) {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::fence::{Held, Stop};
+use super::fence::Stop;
 use super::lane::{Answer, Lane};
 use super::pool::{Pool, PoolQueue};
 use super::run::Ran;
@@ -283,7 +283,6 @@ impl Claimer {
             let guard = terms.guard().min(grant.term / 4);
             let is_short = grant.term < terms.term;
             let held = pool.board.hold(queue, grant, sent, guard, pool);
-            count(pool, &held);
             // The watch sleeps until the next end that it knows of, and an answer that took long
             // brings an earlier one.
             let is_late = sent.elapsed() > terms.renew_every;
@@ -295,15 +294,6 @@ impl Claimer {
         pool.meter
             .slots(pool.busy.load(Ordering::Relaxed), pool.slots);
         pool.meter.held(pool.board.leases());
-    }
-}
-
-/// Counts the leases of a grant by kind, each run of equal ones at once.
-fn count(pool: &Pool, held: &Held) {
-    for run in held.leases.chunk_by(|a, b| a.job.kind == b.job.kind) {
-        if let Some(kind) = pool.kinds.get(run[0].job.kind.as_str()) {
-            kind.meters[held.queue].granted(run.len() as u64);
-        }
     }
 }
 

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::pool::Pool;
 use crate::clock::{Timestamp, micros};
 use crate::job::JobRecord;
-use crate::lease::{FencingToken, Grant, Nonce, Progress, Receipt};
+use crate::lease::{FencingToken, Grant, Lease, Nonce, Progress, Receipt};
 use crate::observe::metrics::LostWhy;
 
 /// A grant that this process holds.
@@ -46,20 +46,28 @@ pub(crate) struct Held {
 pub(crate) struct HeldLease {
     pub(crate) token: FencingToken,
     pub(crate) job: Arc<JobRecord>,
-    /// What the handler leaves behind.
-    pub(crate) result: OnceLock<Bytes>,
+    /// The place of its kind in the pool's list; none if no handler knows it.
+    pub(crate) kind: Option<usize>,
     /// The number of checkpoints saved.
     pub(crate) seq: AtomicU64,
     /// Set when the handler starts; zero before.
     started: AtomicU64,
     progressed: AtomicU64,
-    progress: Mutex<Option<Progress>>,
     stop: AtomicU8,
     /// The handler is done with it; what is left is the settlement.
     handed_in: AtomicBool,
     ended: AtomicBool,
-    /// Made when somebody first listens: most handlers end before anybody does.
-    bell: OnceLock<Bell>,
+    /// Made when somebody first asks: most handlers end before anybody does.
+    rare: OnceLock<Box<Rare>>,
+}
+
+/// What few leases need.
+#[derive(Default)]
+struct Rare {
+    /// What the handler leaves behind.
+    result: OnceLock<Bytes>,
+    progress: Mutex<Option<Progress>>,
+    bell: Bell,
 }
 
 /// Tells a handler and its slot to stop.
@@ -69,6 +77,13 @@ pub(crate) struct Bell {
     pub(crate) token: CancellationToken,
     /// For the slot: rings again when the reason gets graver.
     pub(crate) nudge: Notify,
+}
+
+impl Bell {
+    fn ring(&self) {
+        self.token.cancel();
+        self.nudge.notify_one();
+    }
 }
 
 /// Why a handler is told to stop. A graver reason overrides a lighter one.
@@ -107,21 +122,33 @@ impl Stop {
 }
 
 impl HeldLease {
-    fn new(token: FencingToken, job: Arc<JobRecord>) -> Self {
+    fn new(token: FencingToken, job: Arc<JobRecord>, kind: Option<usize>) -> Self {
         let seq = AtomicU64::new(job.checkpoint.as_ref().map_or(0, |saved| saved.seq));
         Self {
             token,
             job,
-            result: OnceLock::new(),
+            kind,
             seq,
             started: AtomicU64::new(0),
             progressed: AtomicU64::new(0),
-            progress: Mutex::default(),
             stop: AtomicU8::new(0),
             handed_in: AtomicBool::new(false),
             ended: AtomicBool::new(false),
-            bell: OnceLock::new(),
+            rare: OnceLock::new(),
         }
+    }
+
+    fn rare(&self) -> &Rare {
+        self.rare.get_or_init(Box::default)
+    }
+
+    /// Leaves a result. The first one stands.
+    pub(crate) fn set_result(&self, result: Bytes) {
+        let _ = self.rare().result.set(result);
+    }
+
+    pub(crate) fn result(&self) -> Option<Bytes> {
+        self.rare.get()?.result.get().cloned()
     }
 
     /// Tells the handler to stop. True if it had not been told so gravely before.
@@ -130,9 +157,8 @@ impl HeldLease {
         if before >= why as u8 {
             return false;
         }
-        if let Some(bell) = self.bell.get() {
-            bell.token.cancel();
-            bell.nudge.notify_one();
+        if let Some(rare) = self.rare.get() {
+            rare.bell.ring();
         }
         true
     }
@@ -144,11 +170,10 @@ impl HeldLease {
 
     /// The bell, already ringing if there is a reason to stop.
     pub(crate) fn bell(&self) -> &Bell {
-        let bell = self.bell.get_or_init(Bell::default);
+        let bell = &self.rare().bell;
         // Whoever stopped this lease before the bell was there could not ring it.
         if self.stop.load(Ordering::SeqCst) != 0 && !bell.token.is_cancelled() {
-            bell.token.cancel();
-            bell.nudge.notify_one();
+            bell.ring();
         }
         bell
     }
@@ -251,6 +276,7 @@ impl Held {
     pub(crate) fn progress(&self, index: usize, progress: Progress, now: Instant) {
         let lease = &self.leases[index];
         *lease
+            .rare()
             .progress
             .lock()
             .unwrap_or_else(PoisonError::into_inner) = Some(progress);
@@ -272,8 +298,8 @@ impl Held {
         if lease.progressed.load(Ordering::Acquire) == 0 {
             return None;
         }
-        lease
-            .progress
+        let progress = &lease.rare.get()?.progress;
+        progress
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take()
@@ -312,10 +338,17 @@ impl Board {
         pool: &Arc<Pool>,
     ) -> Arc<Held> {
         let leases = std::mem::take(&mut grant.leases);
-        let leases: Box<[_]> = leases
-            .into_iter()
-            .map(|lease| HeldLease::new(lease.token, lease.job))
-            .collect();
+        let mut held = Vec::with_capacity(leases.len());
+        for run in leases.chunk_by(|a, b| a.job.kind == b.job.kind) {
+            // Neighbours are mostly of one kind: looked up, and counted, once.
+            let kind = pool.kind(&run[0].job.kind);
+            if let Some(kind) = kind {
+                pool.kinds[kind].meters[queue].granted(run.len() as u64);
+            }
+            let lease = |lease: &Lease| HeldLease::new(lease.token, Arc::clone(&lease.job), kind);
+            held.extend(run.iter().map(lease));
+        }
+        let leases: Box<[_]> = held.into();
         let key = self.keys.fetch_add(1, Ordering::Relaxed);
         let granted = grant.granted;
         let held = Arc::new(Held {

@@ -17,7 +17,7 @@ use super::merge::Merger;
 use super::settle::Outbox;
 use crate::clock::monotonic;
 use crate::handler::AnyHandler;
-use crate::job::QueueName;
+use crate::job::{Kind, QueueName};
 use crate::lease::LeaseTerms;
 use crate::observe::Observers;
 use crate::observe::metrics::{KindMeter, PoolMeter, QueueMeter};
@@ -48,6 +48,7 @@ impl PoolQueue {
 
 /// One kind of job that a pool can work.
 pub(crate) struct PoolKind {
+    pub(crate) name: Kind,
     pub(crate) handler: Box<dyn AnyHandler>,
     /// By the place of the queue in the pool's list.
     pub(crate) meters: Vec<KindMeter>,
@@ -66,7 +67,9 @@ pub(crate) struct Pool {
     pub(crate) owner: Arc<str>,
     pub(crate) task: Arc<str>,
     pub(crate) queues: Vec<PoolQueue>,
-    pub(crate) kinds: HashMap<Box<str>, PoolKind>,
+    pub(crate) kinds: Vec<PoolKind>,
+    /// Kinds by name.
+    names: HashMap<Kind, usize>,
     pub(crate) slots: usize,
     pub(crate) prefetch: usize,
     pub(crate) grace: Duration,
@@ -103,7 +106,7 @@ pub(crate) struct Plan {
     pub(crate) owner: Arc<str>,
     pub(crate) task: Arc<str>,
     pub(crate) queues: Vec<PoolQueue>,
-    pub(crate) kinds: HashMap<Box<str>, PoolKind>,
+    pub(crate) kinds: Vec<PoolKind>,
     pub(crate) slots: usize,
     pub(crate) prefetch: usize,
     pub(crate) grace: Duration,
@@ -128,6 +131,12 @@ impl Pool {
             owner: plan.owner,
             task: plan.task,
             queues: plan.queues,
+            names: plan
+                .kinds
+                .iter()
+                .zip(0..)
+                .map(|(kind, at)| (kind.name.clone(), at))
+                .collect(),
             kinds: plan.kinds,
             slots: plan.slots,
             prefetch: plan.prefetch,
@@ -188,7 +197,8 @@ impl Pool {
         std::iter::from_fn(|| self.take()).collect()
     }
 
-    fn take(&self) -> Option<(Arc<Held>, usize)> {
+    /// A lease that waits for a slot.
+    pub(crate) fn take(&self) -> Option<(Arc<Held>, usize)> {
         let mut buffer = self.lock();
         let first = buffer.front_mut()?;
         let index = first.indices.next()?;
@@ -206,11 +216,8 @@ impl Pool {
         self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next lease for a slot; none once the pool drains.
+    /// Waits for the next lease for a slot; none once the pool drains.
     pub(crate) async fn next(&self, slot: usize) -> Option<(Arc<Held>, usize)> {
-        if let Some(waiting) = self.take() {
-            return Some(waiting);
-        }
         self.busy.fetch_sub(1, Ordering::AcqRel);
         self.outbox.flush(slot);
         self.room.notify_one();
@@ -264,6 +271,11 @@ impl Pool {
     /// Wakes the slots that sleep, so that they see that the pool drains.
     pub(crate) fn wake_all(&self) {
         self.work.notify_waiters();
+    }
+
+    /// The place of a kind in the list; none if no handler knows it.
+    pub(crate) fn kind(&self, name: &Kind) -> Option<usize> {
+        self.names.get(name).copied()
     }
 
     pub(crate) fn queue_index(&self, name: &QueueName) -> Option<usize> {

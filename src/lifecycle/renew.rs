@@ -264,8 +264,8 @@ fn lose(pool: &Arc<Pool>, held: &Arc<Held>, index: usize, why: Stop) {
     if lease.is_handed_in() || lease.has_ended() || known || !lease.stop(why) {
         return;
     }
-    if let (Some(kind), Some(why)) = (pool.kinds.get(lease.job.kind.as_str()), why.lost()) {
-        kind.meters[held.queue].lost(why);
+    if let (Some(kind), Some(why)) = (lease.kind, why.lost()) {
+        pool.kinds[kind].meters[held.queue].lost(why);
     }
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
     if why == Stop::Fenced {

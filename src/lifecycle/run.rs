@@ -49,30 +49,48 @@ pub(crate) enum Ran {
 pub(crate) async fn slot(pool: Arc<Pool>, number: usize) {
     pool.busy.fetch_add(1, Ordering::AcqRel);
     let mut streak: usize = 0;
-    while let Some((held, index)) = pool.next(number).await {
-        work(&pool, held, index, number).await;
+    // The end of one run is the start of the next, if nothing came between.
+    let mut now = None;
+    loop {
+        let next = match pool.take() {
+            Some(next) => Some(next),
+            None => {
+                now = None;
+                pool.next(number).await
+            }
+        };
+        let Some((held, index)) = next else { break };
+        now = work(&pool, held, index, number, now).await;
         streak += 1;
         if streak.is_multiple_of(YIELD_EVERY) {
             tokio::task::yield_now().await;
+            now = None;
         }
     }
     pool.busy.fetch_sub(1, Ordering::AcqRel);
 }
 
-async fn work(pool: &Pool, held: Arc<Held>, index: usize, slot: usize) {
+/// Works one lease, and tells when it was done.
+async fn work(
+    pool: &Pool,
+    held: Arc<Held>,
+    index: usize,
+    slot: usize,
+    now: Option<Instant>,
+) -> Option<Instant> {
     let lease = &held.leases[index];
-    let started = monotonic();
+    let started = now.unwrap_or_else(monotonic);
     if lease.stopped().is_some() || held.until() <= started || pool.draining() {
         // Lost or cancelled while it waited for a slot or for the answer to its claim, or too late
         // for this worker.
         settle::hand_in(pool, held, index, Ran::Dropped, slot, Times::default());
-        return;
+        return now;
     }
-    let Some(kind) = pool.kinds.get(lease.job.kind.as_str()) else {
+    let Some(kind) = lease.kind.map(|kind| &pool.kinds[kind]) else {
         let (queue, job) = (&held.grant.queue, &*lease.job);
         pool.observers.emit(|| Event::UnknownKind { queue, job });
         settle::hand_in(pool, held, index, Ran::UnknownKind, slot, Times::default());
-        return;
+        return now;
     };
     held.start(index, started);
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
@@ -86,12 +104,14 @@ async fn work(pool: &Pool, held: Arc<Held>, index: usize, slot: usize) {
     };
 
     let waited = held.granted_at().since(job.run_at) + (started - held.claimed);
+    let ended = monotonic();
     let times = Times {
         waited: Some(waited),
-        ran: monotonic() - started,
+        ran: ended - started,
     };
     settle::hand_in(pool, held, index, ran, slot, times);
     pool.make_room();
+    Some(ended)
 }
 
 /// Polls the handler once, and attends to its bell and its clock only if it did not end there.

@@ -248,14 +248,15 @@ fn settlements(batch: &[Done]) -> Vec<Settlement> {
 fn close(pool: &Pool, batch: &[Done], verdicts: &[Verdict]) {
     let now = monotonic();
     // Neighbours are mostly of one grant and one kind.
-    let alike = |a: &Done, b: &Done| {
-        Arc::ptr_eq(&a.held, &b.held) && a.lease().job.kind == b.lease().job.kind
-    };
+    let alike =
+        |a: &Done, b: &Done| Arc::ptr_eq(&a.held, &b.held) && a.lease().kind == b.lease().kind;
     let mut verdicts = verdicts.iter();
     for run in batch.chunk_by(alike) {
         let held = &run[0].held;
-        let kind = pool.kinds.get(run[0].lease().job.kind.as_str());
-        let meter = kind.map(|kind| &kind.meters[held.queue]);
+        let meter = run[0]
+            .lease()
+            .kind
+            .map(|kind| &pool.kinds[kind].meters[held.queue]);
         for (done, verdict) in run.iter().zip(&mut verdicts) {
             close_one(pool, done, *verdict, meter, now);
         }
@@ -347,7 +348,7 @@ pub(crate) fn hand_in(
         decide(job, &pool.queues[at], ran, stopped, token, fastrand::f64)
     };
     if let Some(Outcome::Complete { result }) = &mut outcome {
-        *result = lease.result.get().cloned();
+        *result = lease.result();
     }
     let run = times.ran;
     pool.observers.emit(|| Event::Finished {
@@ -358,8 +359,8 @@ pub(crate) fn hand_in(
         outcome: outcome.as_ref(),
     });
     let Some(outcome) = outcome else {
-        if let Some(kind) = pool.kinds.get(job.kind.as_str()) {
-            times.record(&kind.meters[at]);
+        if let Some(kind) = lease.kind {
+            times.record(&pool.kinds[kind].meters[at]);
         }
         pool.outbox.push(slot, at, times, None);
         pool.end(&held, index);

@@ -52,6 +52,10 @@ impl Wakers {
     }
 
     /// Wakes everybody: something changed, and nobody knows for whom.
+    #[cfg_attr(
+        not(feature = "sqlite"),
+        expect(dead_code, reason = "memory needs it not")
+    )]
     pub(crate) fn wake_all(&self) {
         let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         for sleeper in sleepers.drain(..) {
@@ -61,6 +65,10 @@ impl Wakers {
     }
 
     /// Whether anybody sleeps.
+    #[cfg_attr(
+        not(feature = "sqlite"),
+        expect(dead_code, reason = "memory needs it not")
+    )]
     pub(crate) fn is_empty(&self) -> bool {
         let sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         sleepers.iter().all(|sleeper| sleeper.bell.is_closed())

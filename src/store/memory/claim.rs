@@ -101,7 +101,7 @@ impl State {
         bytes: &mut usize,
     ) -> Vec<Arc<JobRecord>> {
         let at = &mut self.queues[queue];
-        let mut jobs = Vec::new();
+        let mut jobs = Vec::with_capacity(max);
         if at.paused {
             return jobs;
         }

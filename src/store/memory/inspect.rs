@@ -162,7 +162,7 @@ impl State {
             term: grant.term,
             renewals: grant.renewals,
             cancel: lease.cancel,
-            progress: lease.progress.clone(),
+            progress: lease.progress.as_deref().cloned(),
         }
     }
 }

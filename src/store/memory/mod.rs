@@ -94,14 +94,18 @@ impl MemoryStore {
             state.remember(request, remember(answer.clone()));
             answer
         };
-        self.ring(&mut state);
+        self.done(state);
         Ok(answer)
     }
 
-    fn ring(&self, state: &mut State) {
+    /// The step is done: wakes whoever waits for it, and lets go of what it left.
+    fn done(&self, mut state: MutexGuard<'_, State>) {
         for (queue, suspect, jobs) in state.bells.drain(..) {
             self.shared.wakers.wake(&queue, suspect, jobs);
         }
+        let gone = std::mem::take(&mut state.gone);
+        drop(state);
+        drop(gone);
     }
 }
 
@@ -186,7 +190,7 @@ impl Store for MemoryStore {
                 claimed
             }
         };
-        self.ring(&mut state);
+        self.done(state);
         claimed.settled = settled;
         Ok(claimed)
     }
@@ -198,7 +202,7 @@ impl Store for MemoryStore {
             .into_iter()
             .map(|beat| state.renew(beat, now))
             .collect();
-        self.ring(&mut state);
+        self.done(state);
         Ok(renewals)
     }
 
@@ -329,6 +333,8 @@ struct State {
     audit: Vec<AuditView>,
     /// Grows with every job that is put somewhere: ties are broken in the order of arrival.
     seq: u64,
+    /// Jobs that are gone, to be dropped once the lock is free.
+    gone: Vec<Arc<JobRecord>>,
     /// Wake-ups to give once the step is done: queue, suspects' line or not, how many.
     bells: Vec<(QueueName, bool, usize)>,
 }
@@ -382,7 +388,7 @@ struct GrantState {
 struct LeaseState {
     job: Arc<JobRecord>,
     cancel: bool,
-    progress: Option<Progress>,
+    progress: Option<Box<Progress>>,
 }
 
 impl GrantState {
@@ -393,7 +399,7 @@ impl GrantState {
             task: Arc::clone(&self.task),
             granted_at: self.granted_at,
             renewals: self.renewals,
-            progress: lease.progress.clone(),
+            progress: lease.progress.as_deref().cloned(),
             cancel: lease.cancel,
         }
     }
@@ -464,6 +470,7 @@ impl State {
             sessions: HashMap::new(),
             audit: Vec::new(),
             seq: 0,
+            gone: Vec::new(),
             bells: Vec::new(),
         }
     }
@@ -605,6 +612,7 @@ impl State {
         self.free_exclusive(queue, &job);
         let Some(keep_until) = keep_until else {
             self.places.remove(&job.id);
+            self.gone.push(job);
             return;
         };
         let seq = self.next_seq();

@@ -14,7 +14,7 @@ impl State {
         }
         for (token, progress) in beat.progress {
             if let Some(lease) = self.lease_mut(beat.grant, token) {
-                lease.progress = Some(progress);
+                lease.progress = Some(Box::new(progress));
             }
         }
         self.lapse(beat.grant, beat.lapse, now);

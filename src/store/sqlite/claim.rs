@@ -36,17 +36,15 @@ impl Tx<'_> {
         if let Some(first) = self.recall(request.request, Verb::Claim, now)? {
             return self.claim_again(&first, request, now);
         }
-        let room = self.issuer()?.room(now);
-        if room == 0 {
-            return Err(Fault::Refused(tokens_ahead()));
-        }
+        let room = usize::try_from(self.issuer()?.room(now)).unwrap_or(usize::MAX);
         let mut claimed = Claimed::default();
-        let mut left = request.max.min(usize::try_from(room).unwrap_or(usize::MAX));
+        let mut left = request.max.min(room);
         let mut suspect = request.admit_suspect;
         let mut bytes = 0;
+        let mut refused = false;
         self.save_grants()?;
         for wanted in &request.queues {
-            if left == 0 {
+            if left == 0 && room > 0 {
                 break;
             }
             let Some(queue) = self.known(&wanted.queue)? else {
@@ -55,10 +53,19 @@ impl Tx<'_> {
             let expired = self.expire_overdue(queue, limits::STEP_JOBS, now)?;
             claimed.expired.extend(expired);
             self.promote(queue, now)?;
-            let pick = self.pick(queue, left, &mut suspect, &mut bytes)?;
-            left -= pick.jobs.len();
-            self.grant(queue, &pick, wanted, request, now, &mut claimed.grants)?;
+            if room > 0 {
+                let pick = self.pick(queue, left, &mut suspect, &mut bytes)?;
+                left -= pick.jobs.len();
+                self.grant(queue, &pick, wanted, request, now, &mut claimed.grants)?;
+            } else {
+                let at = &self.queues[queue];
+                refused |= !at.paused && at.counts.ready > at.counts.parked;
+            }
             self.hints(queue, now, &mut claimed)?;
+        }
+        // Without a token that fits, time still passes: what expired is on record and is told.
+        if refused && claimed.expired.is_empty() {
+            return Err(Fault::Refused(tokens_ahead()));
         }
         self.remember(request.request, Verb::Claim, &written(&claimed)?)?;
         Ok(claimed)

@@ -876,3 +876,32 @@ async fn a_job_with_a_short_term_of_its_own_is_renewed_in_a_slow_pool() {
         (1, 1, 0)
     );
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_ran_out_before_its_claim_was_answered_goes_back_unused() {
+    let since = Arc::new(Mutex::new(None::<Instant>));
+    let first = since.clone();
+    // The first claim arrives after more than a term.
+    let faulty = Faulty::new(memory(), move |verb| {
+        let mut first = first.lock().unwrap();
+        let cut_off = |first: Instant| first.elapsed() < Duration::from_millis(400);
+        match verb {
+            Verb::Claim if cut_off(*first.get_or_insert_with(Instant::now)) => Fate::LoseRequest,
+            _ => Fate::Pass,
+        }
+    });
+    let client = Client::new(Arc::new(faulty));
+    client.enqueue_all(adds(3)).await.unwrap();
+    let handler = |_: Add, ctx: Context| async move {
+        assert!(!ctx.time_left().is_zero(), "started too late");
+        Ok::<(), Failure>(())
+    };
+    let worker = client.worker().handle(handler).terms(term(300));
+    worker.run_until(settled(&client, 3)).await.unwrap();
+    let ledger = client.queues().await.unwrap()[0].ledger;
+    assert_eq!(
+        (ledger.completed, ledger.surrendered, ledger.expired()),
+        (3, 3, 0)
+    );
+    assert!(since.lock().unwrap().unwrap().elapsed() > Duration::from_millis(400));
+}

@@ -283,7 +283,10 @@ impl Claimer {
             let guard = terms.guard().min(grant.term / 4);
             let is_short = grant.term < terms.term;
             let held = pool.board.hold(queue, grant, sent, guard, pool);
-            if is_short {
+            // The watch sleeps until the next end that it knows of, and an answer that took long
+            // brings an earlier one.
+            let is_late = sent.elapsed() > terms.renew_every;
+            if is_short || is_late {
                 pool.short_term.iter().for_each(Notify::notify_one);
             }
             pool.fill(held);

@@ -77,8 +77,10 @@ async fn work(
     now: Option<Instant>,
 ) -> Option<Instant> {
     let lease = &held.leases[index];
-    if lease.stopped().is_some() || pool.draining() {
-        // Lost or cancelled while it waited for a slot, or too late for this worker.
+    let started = now.unwrap_or_else(monotonic);
+    if lease.stopped().is_some() || held.until() <= started || pool.draining() {
+        // Lost or cancelled while it waited for a slot or for the answer to its claim, or too late
+        // for this worker.
         settle::hand_in(pool, held, index, Ran::Dropped, slot, Times::default());
         return now;
     }
@@ -88,7 +90,6 @@ async fn work(
         settle::hand_in(pool, held, index, Ran::UnknownKind, slot, Times::default());
         return now;
     };
-    let started = now.unwrap_or_else(monotonic);
     held.start(index, started);
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
     pool.observers.emit(|| Event::Started { queue, job, token });

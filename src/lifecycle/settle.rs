@@ -339,7 +339,10 @@ pub(crate) fn hand_in(
     lease.hand_in();
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
     let stopped = lease.stopped();
-    let mut outcome = if stopped.is_some_and(|stop| stop.lost().is_some()) {
+    // One that ran out before its handler began goes back: nobody worked under it, the receipt
+    // keeps that safe, and a slow store must not move a job toward dead.
+    let unused = times.waited.is_none() && stopped == Some(Stop::Deadline);
+    let mut outcome = if stopped.is_some_and(|stop| stop.lost().is_some()) && !unused {
         None
     } else {
         decide(job, &pool.queues[at], ran, stopped, token, fastrand::f64)

@@ -1,0 +1,64 @@
+//! Being asked to stop: everything is handed back, and nothing is left to expire.
+
+use std::time::{Duration, Instant};
+
+use leasehold::inspect::QueueView;
+use rustix::process::Signal;
+
+use crate::MACHINE;
+use crate::process::Process;
+use crate::roles::{Errand, Role};
+use crate::world::{World, figures};
+
+const SHORT: Errand = Errand::Nap { millis: 400 };
+const LONG: Errand = Errand::Nap { millis: 600_000 };
+
+/// Long enough for the short jobs to end, and for no long one.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A worker with four short and four long jobs gets this signal in their midst.
+async fn stopped_by(signal: Signal) -> (bool, Duration, QueueView) {
+    let mut world = World::new();
+    world.enqueue(&[SHORT; 4]).await;
+    world.enqueue(&[LONG; 20]).await;
+    let mut role = world.role(8);
+    role.drain_grace = GRACE;
+    let mut worker = Process::start(&Role::Worker(role));
+    let busy = |view: &QueueView| view.counts.leased >= 8;
+    world.until("eight leases", busy).await;
+    let start = Instant::now();
+    worker.signal(signal);
+    let ended = worker.ends().await;
+    let took = start.elapsed();
+    (ended.success(), took, world.look().await)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drain_on_sigterm() {
+    let _machine = MACHINE.read().await;
+    for signal in [Signal::TERM, Signal::INT] {
+        let (success, took, view) = stopped_by(signal).await;
+        let ledger = view.ledger;
+        figures(&format!(
+            "drain_on_sigterm: {signal:?}, gone after {took:.1?}; {} completed, {} surrendered, \
+             {} expired, {} left",
+            ledger.completed,
+            ledger.surrendered,
+            ledger.expired(),
+            ledger.live
+        ));
+        assert!(success);
+        assert_eq!(ledger.completed, 4, "{ledger:?}");
+        assert!(ledger.surrendered >= 4, "{ledger:?}");
+        assert_eq!((ledger.expired(), ledger.live), (0, 0), "{ledger:?}");
+        assert!(ledger.balances(), "{ledger:?}");
+        assert_eq!((view.counts.ready, view.counts.leased), (20, 0));
+        // Two more for the store to answer and the process to end.
+        assert!(took < GRACE + Duration::from_secs(2), "{took:?}");
+    }
+    let (success, _, view) = stopped_by(Signal::KILL).await;
+    assert!(
+        !success && view.ledger.live >= 8,
+        "the control arm left nothing behind: {view:?}"
+    );
+}

@@ -1,0 +1,192 @@
+//! Processes that stand still: past their term, and with the file's write lock in their hands.
+
+use std::time::{Duration, Instant};
+
+use leasehold::clock::{Clock as _, SystemClock};
+use leasehold::inspect::QueueView;
+use leasehold::job::JobState;
+use leasehold::lease::{Cause, LeaseEnd};
+use rustix::process::Signal;
+
+use crate::MACHINE;
+use crate::process::{Killed, Process};
+use crate::roles::{Errand, Role};
+use crate::world::{TERM, World, assert_in_order, figures};
+
+const ZOMBIES: usize = 4;
+
+fn all_completed(view: &QueueView) -> bool {
+    view.counts.completed == view.ledger.enqueued
+}
+
+/// Freezes a process that has these leases, at a moment when it is not inside a transaction: there
+/// it would keep its successor from writing, which is another case.
+async fn freeze(world: &World, process: &Process, owner: &str) {
+    for _ in 0..50 {
+        process.signal(Signal::STOP);
+        let writes = world.store().open_session();
+        let writes = tokio::time::timeout(Duration::from_millis(300), writes).await;
+        if matches!(writes, Ok(Ok(_))) && world.leases(owner).await.len() == ZOMBIES {
+            return;
+        }
+        process.signal(Signal::CONT);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("found no moment to freeze {owner}");
+}
+
+/// Freezes a worker in mid-job past its term, and thaws it when its successor has completed
+/// everything, or is in the midst of it.
+async fn thawed(after_the_end: bool) {
+    let mut world = World::new();
+    let jobs = world
+        .enqueue(&[const { Errand::Zombie { millis: 1_000 } }; ZOMBIES])
+        .await;
+    let role = world.role(ZOMBIES);
+    let owner = role.owner.clone();
+    let frozen = Process::start(&Role::Worker(role));
+    world
+        .until("the first worker", |view| view.counts.leased == 4)
+        .await;
+    freeze(&world, &frozen, &owner).await;
+    let role = world.role(ZOMBIES);
+    let heir = role.owner.clone();
+    let mut successor = Process::start(&Role::Worker(role));
+    let taken = |view: &QueueView| view.ledger.expired_deadline == 4 && view.ledger.granted == 8;
+    world.until("the successor", taken).await;
+    if after_the_end {
+        world.until("the successor's end", all_completed).await;
+    }
+    frozen.signal(Signal::CONT);
+    let (mut refused, mut fenced) = (0, 0);
+    for _ in &jobs {
+        let line = frozen.hear("late");
+        refused += usize::from(line.contains("refused"));
+        fenced += usize::from(line.contains("fenced"));
+    }
+    world.until("the successor's end", all_completed).await;
+    // The handlers of the successor have ended; its settlements are known.
+    successor.signal(Signal::TERM);
+    assert!(successor.ends().await.success());
+
+    let queue = world.look().await;
+    let done = world.jobs(JobState::Completed).await;
+    assert_in_order(&queue, &done);
+    let mut stale = 0;
+    for view in &done {
+        let [first, second] = &view.job.history[..] else {
+            panic!("{view:?}");
+        };
+        assert_eq!(first.end, LeaseEnd::Expired(Cause::Deadline));
+        assert_eq!(second.end, LeaseEnd::Completed);
+        assert_eq!((&*first.owner, &*second.owner), (&*owner, &*heir));
+        let saved = view.job.checkpoint.as_ref().unwrap();
+        assert_eq!(saved.token, second.token, "a stale checkpoint");
+        let unguarded = world.unguarded(view.job.id);
+        stale += usize::from(unguarded == first.token.to_string());
+    }
+    figures(&format!(
+        "frozen_worker: thawed {}; {refused} checkpoints and {fenced} settlements of {ZOMBIES} \
+         refused, {} calls fenced; {stale} stale values where nobody guards",
+        if after_the_end {
+            "when all was done"
+        } else {
+            "amid its successor's work"
+        },
+        queue.ledger.fenced,
+    ));
+    assert_eq!((refused, fenced), (ZOMBIES, ZOMBIES));
+    assert_eq!((queue.ledger.completed, queue.ledger.late), (4, 0));
+    assert!(queue.ledger.fenced >= 8, "{:?}", queue.ledger);
+    if after_the_end {
+        // The control arm: what is not fenced keeps what the zombie wrote last.
+        assert_eq!(stale, ZOMBIES, "this test cannot fail");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frozen_worker() {
+    let _machine = MACHINE.read().await;
+    thawed(true).await;
+    thawed(false).await;
+}
+
+/// Has a process hold the write lock, frozen, for two seconds amid the work; it is then killed.
+async fn locked_out(term: Duration) -> (World, Killed, QueueView) {
+    let mut world = World::new();
+    let naps = (0..200).map(|_| Errand::Nap {
+        millis: fastrand::u64(50..150),
+    });
+    world.enqueue(&naps.collect::<Vec<_>>()).await;
+    let mut workers = Vec::new();
+    for _ in 0..2 {
+        let mut role = world.role(8);
+        role.term = term;
+        workers.push(Process::start(&Role::Worker(role)));
+    }
+    let amid = |view: &QueueView| view.ledger.completed > 20;
+    world.until("some work", amid).await;
+    let mut holder = Process::start(&Role::LockHolder {
+        db: world.db().to_owned(),
+    });
+    holder.hear("holding");
+    holder.signal(Signal::STOP);
+    let before = world.look().await;
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(2) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let during = world.look().await;
+    assert_eq!(before.ledger, during.ledger, "somebody wrote past the lock");
+    assert!(before.counts.leased > 0, "nobody was at work: {before:?}");
+    let released = holder.kill();
+    let end = world.until("the rest", all_completed).await;
+    for worker in &mut workers {
+        worker.signal(Signal::TERM);
+        assert!(worker.ends().await.success());
+    }
+    assert!(SystemClock.now() > released.not_after);
+    (world, released, end)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frozen_inside_a_transaction() {
+    let _machine = MACHINE.read().await;
+    let (world, released, _) = locked_out(TERM).await;
+    let short = world.look().await;
+    let jobs = world.jobs(JobState::Completed).await;
+    assert_in_order(&short, &jobs);
+    assert_eq!(jobs.len(), 200);
+    world.assert_sound();
+    let leases = || jobs.iter().flat_map(|view| &view.job.history);
+    let first = leases()
+        .map(|lease| lease.granted_at)
+        .filter(|at| *at >= released.not_before)
+        .min()
+        .unwrap();
+    let mut again = Vec::new();
+    for view in &jobs {
+        for pair in view.job.history.windows(2) {
+            again.push(pair[1].granted_at.since(released.not_before));
+        }
+    }
+    again.sort();
+    let last = again.last().copied().unwrap_or_default();
+
+    // The control arm: two seconds are nothing to a lease that has longer to live.
+    let (world, ..) = locked_out(6 * TERM).await;
+    let long = world.look().await.ledger;
+    figures(&format!(
+        "frozen_inside_a_transaction: 2 s without a write; with a term of 1 s {} leases expired, \
+         {} settled late, first grant {} ms after the release, last job granted again {} ms; \
+         with 6 s {} expired",
+        short.ledger.expired_deadline,
+        short.ledger.late,
+        first.since(released.not_before).as_millis(),
+        last.as_millis(),
+        long.expired_deadline,
+    ));
+    assert!(last <= TERM + Duration::from_millis(250), "{last:?}");
+    assert_eq!((long.completed, long.expired()), (200, 0), "{long:?}");
+    assert!(long.balances() && long.granted == 200 + long.surrendered);
+}

@@ -1,0 +1,126 @@
+//! A disk without room: nothing that was acknowledged is lost, and work goes on when there is room.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use leasehold::inspect::QueueView;
+use leasehold::job::JobState;
+use leasehold::{ErrorKind, NewJob};
+
+use crate::MACHINE;
+use crate::roles::Errand;
+use crate::world::{TERM, World, assert_in_order, figures};
+
+/// A small disk in memory, unmounted when it goes. Not smaller: the store's log alone takes 16 MiB
+/// before it is used again.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn mount(at: &Path) -> Option<Self> {
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=48m", "leasehold-fault"]);
+        let mounted = mount.arg(at).output();
+        let mounted = mounted.is_ok_and(|out| out.status.success());
+        mounted.then(|| Self(at.to_owned()))
+    }
+
+    /// Takes all the room that is left.
+    fn fill(&self) -> PathBuf {
+        let path = self.0.join("ballast");
+        let mut ballast = File::create(&path).unwrap();
+        while ballast.write_all(&[0; 65_536]).is_ok() {}
+        while ballast.write_all(&[0; 512]).is_ok() {}
+        path
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// Says that a case did not run, or fails if it must.
+fn not_run(case: &str, needs: &str, why: &str) {
+    let required = std::env::var("LEASEHOLD_REQUIRE").unwrap_or_default();
+    let required = required.split(',').any(|name| name == needs);
+    assert!(!required, "{case}: {why}, and {needs} is required");
+    figures(&format!("{case}: ignored, {why}"));
+}
+
+fn job() -> NewJob {
+    let mut job = NewJob::of(&Errand::Nap { millis: 20 }).unwrap();
+    job.headers = vec![("ballast".into(), "x".repeat(1_000))];
+    job
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn full_disk() {
+    let _machine = MACHINE.read().await;
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().join("disk");
+    std::fs::create_dir(&at).unwrap();
+    let Some(disk) = SmallDisk::mount(&at) else {
+        return not_run("full_disk", "tmpfs", "no right to mount a small disk");
+    };
+    let mut world = World::at(dir, at.join("jobs.db"));
+    let mut workers = [world.worker(8), world.worker(8)];
+    let mut stored = 0;
+    for _ in 0..20 {
+        stored += world
+            .client
+            .enqueue_all(vec![job(); 10])
+            .await
+            .unwrap()
+            .len();
+    }
+    let ballast = disk.fill();
+    let (mut refused, mut first) = (0, None);
+    let start = std::time::Instant::now();
+    // Room that was used before is used again, so not every call is refused.
+    while first.is_none() || start.elapsed() < 2 * TERM {
+        match world.client.enqueue_all(vec![job(); 10]).await {
+            Ok(jobs) => stored += jobs.len(),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+                refused += 1;
+                first.get_or_insert(start.elapsed());
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
+    let full = world.look().await;
+    std::fs::remove_file(ballast).unwrap();
+    for _ in 0..5 {
+        stored += world
+            .client
+            .enqueue_all(vec![job(); 10])
+            .await
+            .unwrap()
+            .len();
+    }
+    let done = |view: &QueueView| view.counts.completed == view.ledger.enqueued;
+    let queue = world.until("everything to be done", done).await;
+    for worker in &mut workers {
+        assert!(!worker.has_ended(), "a worker did not survive");
+    }
+    let jobs = world.jobs(JobState::Completed).await;
+    assert_in_order(&queue, &jobs);
+    world.assert_sound();
+    figures(&format!(
+        "full_disk: {stored} acknowledged, {refused} calls refused as full, {} of {} done while \
+         full, {} leases expired; all done when there was room",
+        full.ledger.completed, full.ledger.enqueued, queue.ledger.expired_deadline
+    ));
+    // `Full` is certain: what was refused is not there.
+    assert_eq!(queue.ledger.enqueued, stored as u64);
+    assert_eq!(jobs.len(), stored);
+    let finished = world.done();
+    assert!(jobs.iter().all(|view| finished.contains(&view.job.id)));
+    drop(workers);
+    drop(world);
+    drop(disk);
+}

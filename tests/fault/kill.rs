@@ -1,0 +1,209 @@
+//! `kill -9` of workers at random moments, while work streams in.
+
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+use leasehold::clock::{Clock as _, SystemClock, Timestamp};
+use leasehold::inspect::JobView;
+use leasehold::job::JobState;
+use leasehold::lease::{Cause, EndedLease, LeaseEnd};
+use leasehold::{FencingToken, JobId};
+use rustix::process::Signal;
+
+use crate::MACHINE;
+use crate::broken::Flaw;
+use crate::process::{Killed, Process};
+use crate::roles::{Errand, Role};
+use crate::world::{TERM, World, assert_in_order, figures};
+
+const SLOTS: usize = 8;
+
+/// What was seen when a worker was killed.
+struct Fallen {
+    killed: Killed,
+    /// The leases that it left, as of `looked`.
+    held: HashSet<FencingToken>,
+    looked: Timestamp,
+}
+
+/// What a run of kills has left behind.
+struct Aftermath {
+    world: World,
+    fallen: HashMap<String, Fallen>,
+    took: Duration,
+}
+
+/// Keeps `workers` at work, kills one after another at random moments, and lets the rest finish.
+async fn kill_workers(
+    workers: usize,
+    kills: usize,
+    gap: std::ops::Range<u64>,
+    flaw: Option<Flaw>,
+) -> Aftermath {
+    let start = Instant::now();
+    let mut world = World::new();
+    let enlist = |world: &mut World| {
+        let mut role = world.role(SLOTS);
+        role.flaw = flaw;
+        (role.owner.clone(), Process::start(&Role::Worker(role)))
+    };
+    let mut fleet: Vec<_> = (0..workers).map(|_| enlist(&mut world)).collect();
+    let mut fallen = HashMap::new();
+    let mut next_kill = Instant::now() + Duration::from_millis(500);
+    top_up(&world, 0).await;
+    while fallen.len() < kills {
+        top_up(&world, world.look().await.counts.ready).await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        if Instant::now() < next_kill {
+            continue;
+        }
+        next_kill = Instant::now() + Duration::from_millis(fastrand::u64(gap.clone()));
+        let victim = fastrand::usize(..fleet.len());
+        let (owner, mut process) = fleet.swap_remove(victim);
+        assert!(!process.has_ended(), "{owner} ended by itself");
+        let killed = process.kill();
+        fleet.push(enlist(&mut world));
+        let held = world.leases(&owner).await;
+        let held = held.into_iter().map(|lease| lease.token).collect();
+        let looked = SystemClock.now();
+        fallen.insert(
+            owner,
+            Fallen {
+                killed,
+                held,
+                looked,
+            },
+        );
+    }
+    let settled = |view: &leasehold::inspect::QueueView| {
+        view.counts.completed + view.counts.dead == view.ledger.enqueued
+    };
+    world.until("everything to be settled", settled).await;
+    for (owner, process) in &mut fleet {
+        process.signal(Signal::TERM);
+        assert!(process.ends().await.success(), "{owner}");
+    }
+    Aftermath {
+        world,
+        fallen,
+        took: start.elapsed(),
+    }
+}
+
+/// Never lets the workers run out of jobs, nor the line grow long.
+async fn top_up(world: &World, ready: u64) {
+    if ready < 100 {
+        let naps: Vec<_> = (0..100)
+            .map(|_| Errand::Nap {
+                millis: fastrand::u64(0..=60),
+            })
+            .collect();
+        world.enqueue(&naps).await;
+    }
+}
+
+/// The expired leases of all jobs, each with the time of the next grant of its job.
+fn expired(jobs: &[JobView]) -> Vec<(&EndedLease, Timestamp)> {
+    let mut expired = Vec::new();
+    for view in jobs {
+        for pair in view.job.history.windows(2) {
+            if pair[0].end == LeaseEnd::Expired(Cause::Deadline) {
+                expired.push((&pair[0], pair[1].granted_at));
+            }
+        }
+    }
+    expired
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kill9_200_times() {
+    let _machine = MACHINE.write().await;
+    let kills = if std::env::var_os("LEASEHOLD_CAMPAIGN").is_some() {
+        2_000
+    } else {
+        200
+    };
+    let Aftermath {
+        world,
+        fallen,
+        took,
+    } = kill_workers(4, kills, 20..480, None).await;
+    let queue = world.look().await;
+    let (counts, ledger) = (queue.counts, queue.ledger);
+    let jobs = world.jobs(JobState::Completed).await;
+    assert_in_order(&queue, &jobs);
+
+    assert_eq!(ledger.completed, ledger.enqueued, "{ledger:?}");
+    assert_eq!(counts.completed, ledger.enqueued, "{counts:?}");
+    let ends = ledger.completed + ledger.surrendered + ledger.expired_deadline;
+    assert_eq!(ledger.granted, ends, "{ledger:?}");
+    let done = world.done();
+    for view in &jobs {
+        let history = &view.job.history;
+        assert!(done.contains(&view.job.id), "completed by nobody: {view:?}");
+        let completed = history.iter().filter(|l| l.end == LeaseEnd::Completed);
+        assert_eq!(completed.count(), 1, "{view:?}");
+    }
+
+    let expired = expired(&jobs);
+    assert_eq!(expired.len() as u64, ledger.expired_deadline);
+    let mut takeovers = Vec::new();
+    let mut tokens = HashSet::new();
+    for (lease, next) in &expired {
+        tokens.insert(lease.token);
+        let owner = &fallen.get(&*lease.owner);
+        let Fallen {
+            killed,
+            held,
+            looked,
+        } = owner.unwrap_or_else(|| panic!("{lease:?} expired, and its owner lives"));
+        assert!(lease.granted_at <= killed.not_after, "{lease:?} {killed:?}");
+        assert!(lease.ended_at >= killed.not_before, "{lease:?} {killed:?}");
+        let left = held.contains(&lease.token) || lease.ended_at <= *looked;
+        assert!(left, "not seen when its owner was killed: {lease:?}");
+        takeovers.push(next.since(killed.not_before));
+    }
+    let held: usize = fallen.values().map(|fallen| fallen.held.len()).sum();
+    for token in fallen.values().flat_map(|fallen| &fallen.held) {
+        assert!(tokens.contains(token), "left behind and not expired");
+    }
+    takeovers.sort();
+    let p99 = takeovers[takeovers.len() * 99 / 100];
+    world.assert_sound();
+    figures(&format!(
+        "kill9_200_times: {} kills in {took:.1?}, {} jobs, {} leases ({} left at the kills, {} \
+         expired, {} surrendered), 0 lost; takeover median {} ms, p99 {} ms, longest {} ms",
+        fallen.len(),
+        ledger.enqueued,
+        ledger.granted,
+        held,
+        ledger.expired_deadline,
+        ledger.surrendered,
+        takeovers[takeovers.len() / 2].as_millis(),
+        p99.as_millis(),
+        takeovers[takeovers.len() - 1].as_millis(),
+    ));
+    assert!(takeovers.len() > kills, "hardly anybody held anything");
+    assert!(p99 <= TERM + Duration::from_millis(250), "{p99:?}");
+}
+
+/// The control arm: if jobs were completed when they are handed out, kills would lose some.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kill9_without_leases_loses_jobs() {
+    let _machine = MACHINE.read().await;
+    let flaw = Some(Flaw::CompletesAtClaim);
+    let aftermath = kill_workers(2, 8, 300..600, flaw).await;
+    let jobs = aftermath.world.jobs(JobState::Completed).await;
+    let done = aftermath.world.done();
+    let lost: Vec<JobId> = jobs
+        .iter()
+        .map(|view| view.job.id)
+        .filter(|id| !done.contains(id))
+        .collect();
+    figures(&format!(
+        "kill9_without_leases_loses_jobs: {} of {} jobs lost in 8 kills",
+        lost.len(),
+        jobs.len()
+    ));
+    assert!(!lost.is_empty(), "this test cannot fail");
+}

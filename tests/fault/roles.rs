@@ -1,0 +1,263 @@
+//! What the children do.
+
+use std::fs::OpenOptions;
+use std::io::{Read as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use leasehold::job::JobOptions;
+use leasehold::store::{
+    Outcome, RequestId, SessionId, SettleRequest, Settlement, SqliteStore, Store,
+};
+use leasehold::{Client, Context, Failure, Job, LeaseTerms, NewJob, Receipt, Verdict};
+use rustix::process::{Resource, Rlimit, setrlimit};
+use serde::{Deserialize, Serialize};
+
+use crate::broken::{Broken, Flaw};
+
+/// Names the role of a child.
+pub(crate) const ROLE: &str = "LEASEHOLD_FAULT_ROLE";
+
+#[derive(Serialize, Deserialize)]
+pub(crate) enum Role {
+    Worker(WorkerRole),
+    Producer(ProducerRole),
+    /// Takes the file's write lock and keeps it.
+    LockHolder {
+        db: PathBuf,
+    },
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) struct WorkerRole {
+    pub(crate) db: PathBuf,
+    /// Where handlers leave their marks.
+    pub(crate) marks: PathBuf,
+    pub(crate) owner: String,
+    pub(crate) slots: usize,
+    pub(crate) term: Duration,
+    pub(crate) drain_grace: Duration,
+    pub(crate) flaw: Option<Flaw>,
+}
+
+/// Enqueues until it is killed, and says what was acknowledged.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct ProducerRole {
+    pub(crate) db: PathBuf,
+    pub(crate) number: u32,
+    /// Says so before it is true: the control arm.
+    pub(crate) hasty: bool,
+}
+
+/// The job of all cases.
+#[derive(Clone, Serialize, Deserialize)]
+pub(crate) enum Errand {
+    /// Takes a while.
+    Nap { millis: u64 },
+    /// Ends at once, and says where it comes from.
+    Note { producer: u32, number: u64 },
+    /// Takes its process with it.
+    Poison { millis: u64 },
+    /// Blocks its thread, and if it is late does not stop for that.
+    Zombie { millis: u64 },
+}
+
+impl Job for Errand {
+    const KIND: &'static str = "errand";
+    const QUEUE: &'static str = "fault";
+
+    fn options(&self) -> JobOptions {
+        let mut options = JobOptions::default();
+        // The history of every job is the evidence.
+        options.retention = Some(Duration::from_secs(3600));
+        options.max_expiries = 1_000;
+        options
+    }
+}
+
+pub(crate) fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    // In one write, so that a kill leaves no half of it.
+    let _ = out.write_all(format!("{line}\n").as_bytes());
+    let _ = out.flush();
+}
+
+#[test]
+fn play() {
+    let Ok(role) = std::env::var(ROLE) else {
+        return;
+    };
+    // The harness has begun a line.
+    say("");
+    std::thread::spawn(|| {
+        // Nobody outlives the test that started it.
+        while matches!(std::io::stdin().lock().read(&mut [0]), Ok(1)) {}
+        std::process::exit(1);
+    });
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    setrlimit(Resource::Core, none).unwrap();
+    match serde_json::from_str(&role).unwrap() {
+        Role::Worker(role) => runtime(role.slots + 2).block_on(work(role)),
+        Role::Producer(role) => runtime(2).block_on(produce(role)),
+        Role::LockHolder { db } => hold(&db),
+    }
+}
+
+/// A thread for each handler that blocks.
+fn runtime(threads: usize) -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(threads)
+        .enable_all()
+        .build()
+        .unwrap()
+}
+
+fn hold(db: &Path) {
+    let db = rusqlite::Connection::open(db).unwrap();
+    db.busy_timeout(Duration::from_secs(30)).unwrap();
+    db.execute_batch("BEGIN IMMEDIATE").unwrap();
+    say("holding");
+    loop {
+        std::thread::park();
+    }
+}
+
+async fn produce(role: ProducerRole) {
+    let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&role.db).unwrap());
+    let client = Client::new(store);
+    let next = Arc::new(AtomicU64::new(0));
+    let mut callers = tokio::task::JoinSet::new();
+    for _ in 0..4 {
+        let (client, next) = (client.clone(), Arc::clone(&next));
+        let (producer, hasty) = (role.number, role.hasty);
+        callers.spawn(async move {
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if hasty {
+                    say(&format!("stored {producer} {number}"));
+                }
+                let note = NewJob::of(&Errand::Note { producer, number }).unwrap();
+                client.enqueue_new(note).await.unwrap();
+                if !hasty {
+                    say(&format!("stored {producer} {number}"));
+                }
+            }
+        });
+    }
+    callers.join_next().await.unwrap().unwrap();
+}
+
+async fn work(role: WorkerRole) {
+    let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&role.db).unwrap());
+    let store = match role.flaw {
+        Some(flaw) => Arc::new(Broken::new(store, flaw).await),
+        None => store,
+    };
+    let client = Client::new(store);
+    let hand = Arc::new(Hand::new(&client, role.clone()).await);
+    let handler = move |errand: Errand, ctx: Context| {
+        let hand = Arc::clone(&hand);
+        async move { hand.handle(errand, &ctx).await }
+    };
+    let worker = client
+        .worker()
+        .handle(handler)
+        .owner(&role.owner)
+        .task("fault")
+        .slots(role.slots)
+        .terms(LeaseTerms::of_term(role.term))
+        .drain_grace(role.drain_grace);
+    let report = worker.run().await.unwrap();
+    assert_eq!(report.unsettled, 0);
+}
+
+/// The handlers of one worker, with what they need to act past their runtime.
+struct Hand {
+    role: WorkerRole,
+    store: Arc<dyn Store>,
+    session: SessionId,
+    lanes: AtomicU32,
+}
+
+impl Hand {
+    async fn new(client: &Client, role: WorkerRole) -> Self {
+        let store = Arc::clone(client.store());
+        Self {
+            role,
+            session: store.open_session().await.unwrap(),
+            store,
+            lanes: AtomicU32::new(0),
+        }
+    }
+
+    async fn handle(&self, errand: Errand, ctx: &Context) -> Result<(), Failure> {
+        match errand {
+            Errand::Nap { millis } => tokio::time::sleep(Duration::from_millis(millis)).await,
+            Errand::Note { .. } => {}
+            Errand::Poison { millis } => {
+                tokio::time::sleep(Duration::from_millis(millis)).await;
+                std::process::abort();
+            }
+            Errand::Zombie { millis } => {
+                return self.haunt(Duration::from_millis(millis), ctx).await;
+            }
+        }
+        self.mark(ctx);
+        Ok(())
+    }
+
+    /// Leaves a mark that outlives the process: this job was worked to its end.
+    fn mark(&self, ctx: &Context) {
+        let path = self.role.marks.join("done");
+        let mut file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .unwrap();
+        let line = format!("{} {}\n", ctx.job_id(), ctx.token());
+        file.write_all(line.as_bytes()).unwrap();
+    }
+
+    /// Works without looking at the bell. Whoever stood still meanwhile tries everything that the
+    /// lease once allowed.
+    async fn haunt(&self, takes: Duration, ctx: &Context) -> Result<(), Failure> {
+        std::thread::sleep(takes);
+        let late = ctx.time_left().is_zero();
+        let job = ctx.job_id();
+        // A resource that nobody guards.
+        let unguarded = self.role.marks.join(job.to_string());
+        std::fs::write(unguarded, ctx.token().to_string()).unwrap();
+        let saved = ctx.checkpoint(&ctx.token()).await;
+        if !late {
+            return saved;
+        }
+        let settled = self.settle(ctx.receipt()).await;
+        let saved = if saved.is_ok() { "saved" } else { "refused" };
+        let settled = if settled.is_held() { "held" } else { "fenced" };
+        say(&format!("late {job} {} {saved} {settled}", ctx.token()));
+        Err(Failure::lost())
+    }
+
+    /// Settles past the runtime, which would know better.
+    async fn settle(&self, receipt: Receipt) -> Verdict {
+        let request = RequestId {
+            session: self.session,
+            lane: self.lanes.fetch_add(1, Ordering::Relaxed),
+            seq: 1,
+        };
+        let settlements = vec![Settlement {
+            receipt,
+            outcome: Outcome::Complete { result: None },
+        }];
+        let request = SettleRequest {
+            request,
+            settlements,
+        };
+        self.store.settle(request).await.unwrap()[0]
+    }
+}

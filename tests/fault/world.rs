@@ -1,0 +1,176 @@
+//! One file, and what its own records say about what happened.
+
+use std::collections::HashSet;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use leasehold::inspect::{self, JobView, LeaseFilter, LeaseView, Page, QueueView};
+use leasehold::job::{JobState, QueueName, limits};
+use leasehold::store::{SqliteStore, Store};
+use leasehold::{Client, Job as _, JobId, NewJob};
+use tempfile::TempDir;
+
+use crate::broken::Flaw;
+use crate::process::{PATIENCE, Process};
+use crate::roles::{Errand, Role, WorkerRole};
+
+/// The term of all leases that are meant to be lost.
+pub(crate) const TERM: Duration = Duration::from_secs(1);
+
+pub(crate) struct World {
+    pub(crate) client: Client,
+    db: PathBuf,
+    marks: PathBuf,
+    started: usize,
+    /// Goes last.
+    _dir: TempDir,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let db = dir.path().join("jobs.db");
+        Self::at(dir, db)
+    }
+
+    /// With the file on another disk.
+    pub(crate) fn at(dir: TempDir, db: PathBuf) -> Self {
+        let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&db).unwrap());
+        Self {
+            client: Client::new(store),
+            db,
+            marks: dir.path().to_owned(),
+            started: 0,
+            _dir: dir,
+        }
+    }
+
+    pub(crate) fn db(&self) -> &Path {
+        &self.db
+    }
+
+    pub(crate) fn store(&self) -> &dyn Store {
+        &**self.client.store()
+    }
+
+    /// A worker with a name of its own.
+    pub(crate) fn role(&mut self, slots: usize) -> WorkerRole {
+        self.started += 1;
+        WorkerRole {
+            db: self.db.clone(),
+            marks: self.marks.clone(),
+            owner: format!("worker-{}", self.started),
+            slots,
+            term: TERM,
+            drain_grace: Duration::from_secs(10),
+            flaw: None,
+        }
+    }
+
+    pub(crate) fn worker(&mut self, slots: usize) -> Process {
+        Process::start(&Role::Worker(self.role(slots)))
+    }
+
+    pub(crate) fn flawed(&mut self, slots: usize, flaw: Option<Flaw>) -> Process {
+        let mut role = self.role(slots);
+        role.flaw = flaw;
+        Process::start(&Role::Worker(role))
+    }
+
+    pub(crate) async fn enqueue(&self, errands: &[Errand]) -> Vec<JobId> {
+        let jobs = errands.iter().map(|errand| NewJob::of(errand).unwrap());
+        let jobs = self.client.enqueue_all(jobs.collect()).await.unwrap();
+        jobs.into_iter()
+            .map(leasehold::store::Enqueued::id)
+            .collect()
+    }
+
+    /// The queue. There must be one: something has been enqueued.
+    pub(crate) async fn look(&self) -> QueueView {
+        let name = QueueName::new(Errand::QUEUE).unwrap();
+        let view = inspect::queue(self.store(), &name).await.unwrap();
+        view.expect("something was enqueued")
+    }
+
+    /// Looks until `check` says so.
+    pub(crate) async fn until(&self, what: &str, check: impl Fn(&QueueView) -> bool) -> QueueView {
+        let start = Instant::now();
+        loop {
+            let view = self.look().await;
+            if check(&view) {
+                return view;
+            }
+            assert!(start.elapsed() < PATIENCE, "waited for {what}: {view:?}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// The live leases of one worker.
+    pub(crate) async fn leases(&self, owner: &str) -> Vec<LeaseView> {
+        let filter = LeaseFilter {
+            owner: Some(owner.into()),
+            ..LeaseFilter::default()
+        };
+        let page = Page::first(limits::PAGE_ROWS);
+        let leases = inspect::leases(self.store(), filter, page).await.unwrap();
+        leases.rows
+    }
+
+    /// All jobs in a state, with their histories.
+    pub(crate) async fn jobs(&self, state: JobState) -> Vec<JobView> {
+        let queue = QueueName::new(Errand::QUEUE).unwrap();
+        let mut page = Page::first(limits::PAGE_ROWS);
+        let mut jobs = Vec::new();
+        loop {
+            let part = inspect::jobs(self.store(), queue.clone(), state, page.clone()).await;
+            let part = part.unwrap();
+            jobs.extend(part.rows);
+            match part.next {
+                Some(next) => page.after = Some(next),
+                None => return jobs,
+            }
+        }
+    }
+
+    /// The jobs that a handler has worked to their end.
+    pub(crate) fn done(&self) -> HashSet<JobId> {
+        let lines = std::fs::read_to_string(self.marks.join("done")).unwrap_or_default();
+        let ids = lines.lines().filter_map(|line| line.split(' ').next());
+        ids.map(|id| id.parse().unwrap()).collect()
+    }
+
+    /// What a job left in the resource that nobody guards.
+    pub(crate) fn unguarded(&self, job: JobId) -> String {
+        std::fs::read_to_string(self.marks.join(job.to_string())).unwrap()
+    }
+
+    pub(crate) fn assert_sound(&self) {
+        let db = rusqlite::Connection::open(&self.db).unwrap();
+        let sound: String = db
+            .query_row("PRAGMA integrity_check", [], |row| row.get(0))
+            .unwrap();
+        assert_eq!(sound, "ok");
+    }
+}
+
+/// I1, I6 and I9, from the store's own records: every lease ended before the job's next one was
+/// granted, under a larger token, and the ledger balances.
+pub(crate) fn assert_in_order(queue: &QueueView, jobs: &[JobView]) {
+    assert!(queue.ledger.balances(), "{:?}", queue.ledger);
+    for view in jobs {
+        for pair in view.job.history.windows(2) {
+            assert!(
+                pair[0].token < pair[1].token && pair[0].ended_at <= pair[1].granted_at,
+                "{:?}: {pair:?}",
+                view.job.id
+            );
+        }
+    }
+}
+
+/// One line, shown even if the case passes.
+pub(crate) fn figures(line: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
+}

@@ -36,11 +36,11 @@ async fn stopped_by(signal: Signal) -> (bool, Duration, QueueView) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn drain_on_sigterm() {
     let _machine = MACHINE.read().await;
-    for signal in [Signal::TERM, Signal::INT] {
+    for (name, signal) in [("SIGTERM", Signal::TERM), ("SIGINT", Signal::INT)] {
         let (success, took, view) = stopped_by(signal).await;
         let ledger = view.ledger;
         figures(&format!(
-            "drain_on_sigterm: {signal:?}, gone after {took:.1?}; {} completed, {} surrendered, \
+            "drain_on_sigterm: {name}, gone after {took:.1?}; {} completed, {} surrendered, \
              {} expired, {} left",
             ledger.completed,
             ledger.surrendered,

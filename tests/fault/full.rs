@@ -31,7 +31,7 @@ impl SmallDisk {
     fn fill(&self) -> PathBuf {
         let path = self.0.join("ballast");
         let mut ballast = File::create(&path).unwrap();
-        while ballast.write_all(&[0; 65_536]).is_ok() {}
+        while ballast.write_all(&[0; 8_192]).is_ok() {}
         while ballast.write_all(&[0; 512]).is_ok() {}
         path
     }

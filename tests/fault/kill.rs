@@ -31,7 +31,12 @@ struct Aftermath {
     world: World,
     fallen: HashMap<String, Fallen>,
     took: Duration,
+    /// The longest that the supervisor itself was kept waiting for the file and the processor.
+    lag: Duration,
 }
+
+/// What the machine may add to the bound on takeovers without being called busy.
+const USUAL_LAG: Duration = Duration::from_millis(100);
 
 /// Keeps `workers` at work, kills one after another at random moments, and lets the rest finish.
 async fn kill_workers(
@@ -50,10 +55,13 @@ async fn kill_workers(
     let mut fleet: Vec<_> = (0..workers).map(|_| enlist(&mut world)).collect();
     let mut fallen = HashMap::new();
     let mut next_kill = Instant::now() + Duration::from_millis(500);
+    let mut lag = Duration::ZERO;
     top_up(&world, 0).await;
     while fallen.len() < kills {
+        let tick = Instant::now();
         top_up(&world, world.look().await.counts.ready).await;
         tokio::time::sleep(Duration::from_millis(5)).await;
+        lag = lag.max(tick.elapsed());
         if Instant::now() < next_kill {
             continue;
         }
@@ -87,6 +95,7 @@ async fn kill_workers(
         world,
         fallen,
         took: start.elapsed(),
+        lag,
     }
 }
 
@@ -102,17 +111,40 @@ async fn top_up(world: &World, ready: u64) {
     }
 }
 
-/// The expired leases of all jobs, each with the time of the next grant of its job.
-fn expired(jobs: &[JobView]) -> Vec<(&EndedLease, Timestamp)> {
+/// A lease that expired.
+struct Expired<'a> {
+    lease: &'a EndedLease,
+    /// When its job was granted again.
+    next: Timestamp,
+    /// Whether its job had expired before, and waited in the suspects' line from then on.
+    suspect: bool,
+}
+
+/// The expired leases of all jobs.
+fn expired(jobs: &[JobView]) -> Vec<Expired<'_>> {
     let mut expired = Vec::new();
     for view in jobs {
+        let mut suspect = false;
         for pair in view.job.history.windows(2) {
             if pair[0].end == LeaseEnd::Expired(Cause::Deadline) {
-                expired.push((&pair[0], pair[1].granted_at));
+                let (lease, next) = (&pair[0], pair[1].granted_at);
+                expired.push(Expired {
+                    lease,
+                    next,
+                    suspect,
+                });
+                suspect = true;
             }
         }
     }
     expired
+}
+
+/// Median, 99th percentile and longest, in milliseconds.
+fn spread(times: &mut [Duration]) -> [u128; 3] {
+    times.sort();
+    let at = |part: usize| times.get((times.len() * part / 100).min(times.len().max(1) - 1));
+    [50, 99, 100].map(|part| at(part).map_or(0, Duration::as_millis))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -127,6 +159,7 @@ async fn kill9_200_times() {
         world,
         fallen,
         took,
+        lag,
     } = kill_workers(4, kills, 20..480, None).await;
     let queue = world.look().await;
     let (counts, ledger) = (queue.counts, queue.ledger);
@@ -147,44 +180,58 @@ async fn kill9_200_times() {
 
     let expired = expired(&jobs);
     assert_eq!(expired.len() as u64, ledger.expired_deadline);
-    let mut takeovers = Vec::new();
+    let (mut takeovers, mut suspects) = (Vec::new(), Vec::new());
     let mut tokens = HashSet::new();
-    for (lease, next) in &expired {
+    let mut alive = 0;
+    for Expired {
+        lease,
+        next,
+        suspect,
+    } in &expired
+    {
         tokens.insert(lease.token);
-        let owner = &fallen.get(&*lease.owner);
-        let Fallen {
-            killed,
-            held,
-            looked,
-        } = owner.unwrap_or_else(|| panic!("{lease:?} expired, and its owner lives"));
+        let fallen = fallen.get(&*lease.owner);
+        let Some(fallen) = fallen.filter(|f| lease.ended_at >= f.killed.not_before) else {
+            alive += 1;
+            continue;
+        };
+        let (killed, looked) = (fallen.killed, fallen.looked);
         assert!(lease.granted_at <= killed.not_after, "{lease:?} {killed:?}");
-        assert!(lease.ended_at >= killed.not_before, "{lease:?} {killed:?}");
-        let left = held.contains(&lease.token) || lease.ended_at <= *looked;
+        let left = fallen.held.contains(&lease.token) || lease.ended_at <= looked;
         assert!(left, "not seen when its owner was killed: {lease:?}");
-        takeovers.push(next.since(killed.not_before));
+        let line = if *suspect {
+            &mut suspects
+        } else {
+            &mut takeovers
+        };
+        line.push(next.since(killed.not_before));
     }
     let held: usize = fallen.values().map(|fallen| fallen.held.len()).sum();
     for token in fallen.values().flat_map(|fallen| &fallen.held) {
         assert!(tokens.contains(token), "left behind and not expired");
     }
-    takeovers.sort();
-    let p99 = takeovers[takeovers.len() * 99 / 100];
+    let [median, p99, longest] = spread(&mut takeovers);
+    let [_, suspect_p99, suspect_longest] = spread(&mut suspects);
     world.assert_sound();
     figures(&format!(
-        "kill9_200_times: {} kills in {took:.1?}, {} jobs, {} leases ({} left at the kills, {} \
-         expired, {} surrendered), 0 lost; takeover median {} ms, p99 {} ms, longest {} ms",
+        "kill9_200_times: {} kills in {took:.1?}, {} jobs, {} leases ({held} left at the kills, {} \
+         expired, {} surrendered), 0 lost; takeover median {median} ms, p99 {p99} ms, longest \
+         {longest} ms; of {} suspects p99 {suspect_p99} ms, longest {suspect_longest} ms; the \
+         machine's own lag {} ms",
         fallen.len(),
         ledger.enqueued,
         ledger.granted,
-        held,
         ledger.expired_deadline,
         ledger.surrendered,
-        takeovers[takeovers.len() / 2].as_millis(),
-        p99.as_millis(),
-        takeovers[takeovers.len() - 1].as_millis(),
+        suspects.len(),
+        lag.as_millis(),
     ));
     assert!(takeovers.len() > kills, "hardly anybody held anything");
-    assert!(p99 <= TERM + Duration::from_millis(250), "{p99:?}");
+    let busy = lag.saturating_sub(USUAL_LAG);
+    // On a machine that stands still for a quarter of a term, a live worker can lose a lease.
+    assert!(alive == 0 || busy > TERM / 4, "{alive} expired needlessly");
+    let bound = TERM + Duration::from_millis(250) + busy;
+    assert!(p99 <= bound.as_millis(), "{p99} ms, allowed {bound:?}");
 }
 
 /// The control arm: if jobs were completed when they are handed out, kills would lose some.

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind, Result, Verb};
-use crate::inspect::{self, JobView, QueueView};
-use crate::job::{Job, JobId, Namespace, NewJob};
+use crate::inspect::{
+    self, AuditView, JobView, LeaseFilter, LeaseView, Ledger, Page, Paged, QueueView,
+};
+use crate::job::{Job, JobId, JobState, Namespace, NewJob, QueueName};
 use crate::lifecycle::enqueue::{Enqueuer, no_answer};
 use crate::lifecycle::lane::{Answer, Session};
 use crate::lifecycle::pool::SuspectGate;
@@ -166,6 +168,43 @@ impl Client {
     /// As [`Store::inspect`].
     pub async fn queues(&self) -> Result<Vec<QueueView>> {
         inspect::queues(&**self.store()).await
+    }
+
+    /// The ledger of all queues together.
+    ///
+    /// # Errors
+    /// As [`Store::inspect`].
+    pub async fn ledger(&self) -> Result<Ledger> {
+        inspect::ledger(&**self.store()).await
+    }
+
+    /// A page of the live leases, by deadline.
+    ///
+    /// # Errors
+    /// As [`Store::inspect`].
+    pub async fn leases(&self, filter: LeaseFilter, page: Page) -> Result<Paged<LeaseView>> {
+        inspect::leases(&**self.store(), filter, page).await
+    }
+
+    /// A page of the jobs of a queue in a state.
+    ///
+    /// # Errors
+    /// As [`Store::inspect`].
+    pub async fn jobs(
+        &self,
+        queue: QueueName,
+        state: JobState,
+        page: Page,
+    ) -> Result<Paged<JobView>> {
+        inspect::jobs(&**self.store(), queue, state, page).await
+    }
+
+    /// A page of the commands on record, newest first.
+    ///
+    /// # Errors
+    /// As [`Store::inspect`].
+    pub async fn audit(&self, page: Page) -> Result<Paged<AuditView>> {
+        inspect::audit(&**self.store(), page).await
     }
 
     /// One job, if it is there. A completed job without retention is not.

@@ -376,6 +376,69 @@ impl JobOptions {
     pub const DEFAULT_PRIORITY: u8 = 4;
     /// Expiries where nobody chose a limit: one more than makes a suspect, and one to spare.
     pub const DEFAULT_MAX_EXPIRIES: u32 = 5;
+
+    /// 0, served first, to 7.
+    #[must_use]
+    pub fn priority(mut self, priority: u8) -> Self {
+        self.priority = priority;
+        self
+    }
+
+    /// The lease's term.
+    #[must_use]
+    pub fn term(mut self, term: Duration) -> Self {
+        self.term = Some(term);
+        self
+    }
+
+    /// The age beyond which no renewal carries the lease.
+    #[must_use]
+    pub fn max_lifetime(mut self, max_lifetime: Duration) -> Self {
+        self.max_lifetime = Some(max_lifetime);
+        self
+    }
+
+    /// How long one run of the handler may take.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// How long the handler may run without showing progress.
+    #[must_use]
+    pub fn stall_limit(mut self, stall_limit: Duration) -> Self {
+        self.stall_limit = Some(stall_limit);
+        self
+    }
+
+    /// Failures after which the job is dead.
+    #[must_use]
+    pub fn max_failures(mut self, max_failures: u32) -> Self {
+        self.max_failures = Some(max_failures);
+        self
+    }
+
+    /// Expiries after which the job is dead. At least 3.
+    #[must_use]
+    pub fn max_expiries(mut self, max_expiries: u32) -> Self {
+        self.max_expiries = max_expiries;
+        self
+    }
+
+    /// How long to wait between failures.
+    #[must_use]
+    pub fn retry(mut self, retry: RetryPolicy) -> Self {
+        self.retry = Some(retry);
+        self
+    }
+
+    /// How long to keep the job once it is completed.
+    #[must_use]
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.retention = Some(retention);
+        self
+    }
 }
 
 impl Default for JobOptions {

@@ -489,6 +489,30 @@ impl LeaseTerms {
         }
     }
 
+    /// How often to renew.
+    #[must_use]
+    pub const fn renew_every(mut self, interval: Duration) -> Self {
+        self.renew_every = interval;
+        self
+    }
+
+    /// The age beyond which no renewal carries a lease.
+    #[must_use]
+    pub const fn max_lifetime(mut self, lifetime: Duration) -> Self {
+        self.max_lifetime = lifetime;
+        self
+    }
+
+    /// What to allow for: clocks that run apart, calls that are under way, a holder that stands
+    /// still.
+    #[must_use]
+    pub const fn allowances(mut self, clock: Duration, network: Duration, pause: Duration) -> Self {
+        self.clock_uncertainty = clock;
+        self.network_allowance = network;
+        self.pause_allowance = pause;
+        self
+    }
+
     /// How long before its end a lease is no longer relied on: 2 · clock uncertainty + network
     /// allowance.
     pub const fn guard(&self) -> Duration {

@@ -1,21 +1,19 @@
 //! Jobs: what is stored, and what a caller asks to be stored. Data only, no I/O.
 
-use std::borrow::Borrow;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use uuid::Uuid;
 
-use crate::clock::{Clock as _, SystemClock, Timestamp};
+use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::lease::{EndedLease, FencingToken};
 use crate::retry::RetryPolicy;
+
+pub use crate::names::{JobId, Key, Kind, Namespace, QueueName};
 
 /// The limits of the contract. They hold in every store, whatever its engine could bear.
 pub mod limits {
@@ -58,214 +56,6 @@ pub mod limits {
     pub const DURATION_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
     /// Rows in one page of an inspection.
     pub const PAGE_ROWS: usize = 1_000;
-}
-
-macro_rules! name {
-    ($(#[$doc:meta])* $type:ident, $field:literal) => {
-        $(#[$doc])*
-        ///
-        /// 1 to 128 characters out of `A–Z a–z 0–9 _ . -`.
-        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-        #[serde(try_from = "String", into = "String")]
-        pub struct $type(Arc<str>);
-
-        impl $type {
-            /// Checks the name.
-            pub fn new(name: impl AsRef<str>) -> Result<Self> {
-                let name = name.as_ref();
-                check_name($field, name)?;
-                Ok(Self(name.into()))
-            }
-
-            /// The name as text.
-            pub fn as_str(&self) -> &str {
-                &self.0
-            }
-        }
-
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(&self.0)
-            }
-        }
-
-        impl fmt::Debug for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                fmt::Debug::fmt(&*self.0, f)
-            }
-        }
-
-        impl Borrow<str> for $type {
-            fn borrow(&self) -> &str {
-                &self.0
-            }
-        }
-
-        impl FromStr for $type {
-            type Err = Error;
-            fn from_str(name: &str) -> Result<Self> {
-                Self::new(name)
-            }
-        }
-
-        impl TryFrom<String> for $type {
-            type Error = Error;
-            fn try_from(name: String) -> Result<Self> {
-                Self::new(name)
-            }
-        }
-
-        impl TryFrom<&str> for $type {
-            type Error = Error;
-            fn try_from(name: &str) -> Result<Self> {
-                Self::new(name)
-            }
-        }
-
-        impl From<$type> for String {
-            fn from(name: $type) -> Self {
-                name.0.as_ref().to_owned()
-            }
-        }
-    };
-}
-
-name!(
-    /// The name of a queue: one line of jobs.
-    QueueName, "queue"
-);
-name!(
-    /// The name of a job's type.
-    Kind, "kind"
-);
-name!(
-    /// The name of an application's share of a store.
-    Namespace, "namespace"
-);
-
-impl Default for QueueName {
-    fn default() -> Self {
-        Self("default".into())
-    }
-}
-
-impl Default for Namespace {
-    fn default() -> Self {
-        Self("leasehold".into())
-    }
-}
-
-fn check_name(field: &'static str, name: &str) -> Result<()> {
-    let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'.' | b'-');
-    if name.is_empty() || name.len() > limits::NAME_BYTES {
-        let limit = format!("1 to {} bytes", limits::NAME_BYTES);
-        return Err(Error::invalid(
-            field,
-            format!("{} bytes", name.len()),
-            limit,
-        ));
-    }
-    if let Some(at) = name.bytes().position(|c| !allowed(c)) {
-        let found = format!("byte 0x{:02x} at {at}", name.as_bytes()[at]);
-        return Err(Error::invalid(field, found, "A-Z a-z 0-9 _ . -"));
-    }
-    Ok(())
-}
-
-/// A unique or exclusive key: any UTF-8, up to 256 bytes.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct Key(Arc<str>);
-
-impl Key {
-    /// Checks the key's length.
-    pub fn new(key: impl AsRef<str>) -> Result<Self> {
-        let key = key.as_ref();
-        if key.len() > limits::KEY_BYTES {
-            let limit = format!("{} bytes", limits::KEY_BYTES);
-            return Err(Error::invalid("key", format!("{} bytes", key.len()), limit));
-        }
-        Ok(Self(key.into()))
-    }
-
-    /// The key as text.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl TryFrom<String> for Key {
-    type Error = Error;
-    fn try_from(key: String) -> Result<Self> {
-        Self::new(key)
-    }
-}
-
-impl From<Key> for String {
-    fn from(key: Key) -> Self {
-        key.0.as_ref().to_owned()
-    }
-}
-
-/// A job's id: a `UUIDv7` made by the client, so that a repeated enqueue is the same enqueue.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct JobId(Uuid);
-
-impl JobId {
-    /// A new id, in time order with the others of this process.
-    pub fn generate() -> Self {
-        /// The time of the last id, in 1/4096 ms: 48 bits of milliseconds and 12 of a fraction, as
-        /// they stand at the front of a `UUIDv7`.
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        let micros = SystemClock.now().as_micros();
-        let now = ((micros / 1_000) << 12) | ((micros % 1_000) * 4_096 / 1_000);
-        let later = |last: u64| Some(now.max(last + 1));
-        let last = LAST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
-        let time = now.max(last.unwrap_or_default() + 1);
-        // An id needs to be unique, not secret: a receipt has its own randomness.
-        let random = fastrand::u64(..);
-        let version = ((time >> 12) << 16) | 0x7000 | (time & 0xfff);
-        let variant = (random >> 2) | 0x8000_0000_0000_0000;
-        Self(Uuid::from_u64_pair(version, variant))
-    }
-
-    /// The id as 16 bytes.
-    pub fn as_bytes(&self) -> &[u8; 16] {
-        self.0.as_bytes()
-    }
-
-    /// An id from its 16 bytes.
-    pub fn from_bytes(bytes: [u8; 16]) -> Self {
-        Self(Uuid::from_bytes(bytes))
-    }
-}
-
-impl fmt::Display for JobId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.0, f)
-    }
-}
-
-impl fmt::Debug for JobId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.0, f)
-    }
-}
-
-impl FromStr for JobId {
-    type Err = Error;
-    fn from_str(text: &str) -> Result<Self> {
-        Uuid::parse_str(text).map(Self).map_err(|_| {
-            Error::invalid("job id", format!("{} bytes of text", text.len()), "a UUID")
-        })
-    }
 }
 
 /// Where a job stands. A job is in exactly one of these.
@@ -813,22 +603,5 @@ impl JobRecord {
             self.history.remove(0);
         }
         self.history.push(ended);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ids_are_version_7_distinct_and_in_order() {
-        let ids: Vec<JobId> = (0..10_000).map(|_| JobId::generate()).collect();
-        assert!(ids.is_sorted_by(|a, b| a < b));
-        let uuid = ids[0].0;
-        assert_eq!(uuid.get_version_num(), 7);
-        assert_eq!(uuid.get_variant(), uuid::Variant::RFC4122);
-        let (seconds, _) = uuid.get_timestamp().unwrap().to_unix();
-        let now = SystemClock.now().as_micros() / 1_000_000;
-        assert!(now.abs_diff(seconds) < 60);
     }
 }

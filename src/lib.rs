@@ -51,7 +51,7 @@
 //! | place | what is there |
 //! |---|---|
 //! | `client.rs` | the door: open, enqueue, start workers, look, intervene |
-//! | `job.rs`, `lease.rs`, `retry.rs` | data and pure rules: jobs and their limits, tokens, receipts and terms, waits |
+//! | `job.rs`, `names.rs`, `lease.rs`, `retry.rs` | data and pure rules: jobs, their names and limits, tokens, receipts and terms, waits |
 //! | `handler.rs`, `context.rs` | what the user writes, and what it is given |
 //! | `worker.rs` | the one place that wires the parts of a pool together |
 //! | `lifecycle/` | one file per verb: `enqueue`, `claim`, `run`, `renew`, `fence`, `settle`, `expire`, `prune`; `mod.rs` has the transition table |
@@ -86,6 +86,7 @@ pub mod inspect;
 pub mod job;
 pub mod lease;
 pub mod lifecycle;
+mod names;
 pub mod observe;
 pub mod retry;
 pub mod store;

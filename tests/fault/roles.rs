@@ -119,8 +119,11 @@ fn runtime(threads: usize) -> tokio::runtime::Runtime {
 
 fn hold(db: &Path) {
     let db = rusqlite::Connection::open(db).unwrap();
-    db.busy_timeout(Duration::from_secs(30)).unwrap();
-    db.execute_batch("BEGIN IMMEDIATE").unwrap();
+    // The engine's own way of waiting asks too rarely to get in between busy writers.
+    db.busy_timeout(Duration::ZERO).unwrap();
+    while db.execute_batch("BEGIN IMMEDIATE").is_err() {
+        std::thread::sleep(Duration::from_micros(100));
+    }
     say("holding");
     loop {
         std::thread::park();
@@ -171,6 +174,8 @@ async fn work(role: WorkerRole) {
         .task("fault")
         .slots(role.slots)
         .terms(LeaseTerms::of_term(role.term))
+        // A zombie gets all the time it needs to do harm.
+        .grace(Duration::from_secs(20))
         .drain_grace(role.drain_grace);
     let report = worker.run().await.unwrap();
     assert_eq!(report.unsettled, 0);
@@ -226,6 +231,7 @@ impl Hand {
     /// Works without looking at the bell. Whoever stood still meanwhile tries everything that the
     /// lease once allowed.
     async fn haunt(&self, takes: Duration, ctx: &Context) -> Result<(), Failure> {
+        say("began");
         std::thread::sleep(takes);
         // The first run ends when it was frozen, not before.
         while ctx.attempt() == 1 && !ctx.time_left().is_zero() {

@@ -37,11 +37,13 @@ impl Tx<'_> {
             return self.claim_again(&first, request, now);
         }
         let room = usize::try_from(self.issuer()?.room(now)).unwrap_or(usize::MAX);
+        if room == 0 && self.has_work_for(request, now)? {
+            return Err(Fault::Refused(tokens_ahead()));
+        }
         let mut claimed = Claimed::default();
         let mut left = request.max.min(room);
         let mut suspect = request.admit_suspect;
         let mut bytes = 0;
-        let mut refused = false;
         self.save_grants()?;
         for wanted in &request.queues {
             if left == 0 && room > 0 {
@@ -53,22 +55,35 @@ impl Tx<'_> {
             let expired = self.expire_overdue(queue, limits::STEP_JOBS, now)?;
             claimed.expired.extend(expired);
             self.promote(queue, now)?;
-            if room > 0 {
-                let pick = self.pick(queue, left, &mut suspect, &mut bytes)?;
-                left -= pick.jobs.len();
-                self.grant(queue, &pick, wanted, request, now, &mut claimed.grants)?;
-            } else {
-                let at = &self.queues[queue];
-                refused |= !at.paused && at.counts.ready > at.counts.parked;
-            }
+            let pick = self.pick(queue, left, &mut suspect, &mut bytes)?;
+            left -= pick.jobs.len();
+            self.grant(queue, &pick, wanted, request, now, &mut claimed.grants)?;
             self.hints(queue, now, &mut claimed)?;
-        }
-        // Without a token that fits, time still passes: what expired is on record and is told.
-        if refused && claimed.expired.is_empty() {
-            return Err(Fault::Refused(tokens_ahead()));
         }
         self.remember(request.request, Verb::Claim, &written(&claimed)?)?;
         Ok(claimed)
+    }
+
+    /// Whether a claim might need a token. One that would find nothing needs none, and is answered
+    /// also while the clock is behind the last token.
+    fn has_work_for(&mut self, request: &ClaimRequest, now: Timestamp) -> Done<bool> {
+        self.save_grants()?;
+        let mut next = Claimed::default();
+        for wanted in &request.queues {
+            let Some(queue) = self.known(&wanted.queue)? else {
+                continue;
+            };
+            let at = &self.queues[queue];
+            if at.paused {
+                continue;
+            }
+            if at.counts.ready > at.counts.parked {
+                return Ok(true);
+            }
+            self.hints(queue, now, &mut next)?;
+        }
+        let next = next.next_due.into_iter().chain(next.next_deadline).min();
+        Ok(next.is_some_and(|next| next.is_zero()))
     }
 
     /// Answers a repeated claim: what is left of its grants, with the time originally granted.

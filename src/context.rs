@@ -15,20 +15,20 @@ use crate::handler::Failure;
 use crate::job::{Job, JobId, JobRecord, NewJob, QueueName, SavedCheckpoint, at_most, limits};
 use crate::lease::{FencingToken, Progress, Receipt};
 use crate::lifecycle::enqueue::no_answer;
-use crate::lifecycle::fence::{Held, HeldLease, Stop};
-use crate::lifecycle::pool::Pool;
+use crate::lifecycle::fence::{HeldLease, Stop};
+use crate::lifecycle::pool::{Pool, Run};
 use crate::observe::Event;
 use crate::store::{Checkpoint, Checkpointed, Enqueued};
 
 /// The lease that a handler works under. Clones are the same lease.
 #[derive(Clone)]
 pub struct Context {
-    held: Arc<Held>,
+    held: Arc<Run>,
     index: usize,
 }
 
 impl Context {
-    pub(crate) fn new(held: Arc<Held>, index: usize) -> Self {
+    pub(crate) fn new(held: Arc<Run>, index: usize) -> Self {
         Self { held, index }
     }
 

@@ -289,7 +289,7 @@ impl Claimer {
             if is_short || is_late {
                 pool.short_term.iter().for_each(Notify::notify_one);
             }
-            pool.fill(held);
+            pool.fill(&held);
         }
         pool.meter
             .slots(pool.busy.load(Ordering::Relaxed), pool.slots);

@@ -1,7 +1,7 @@
 //! What the parts of one running pool share.
 
 use std::collections::{HashMap, VecDeque};
-use std::ops::Range;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -54,10 +54,52 @@ pub(crate) struct PoolKind {
     pub(crate) meters: Vec<KindMeter>,
 }
 
-/// Leases of one grant that wait for a slot.
-struct Waiting {
+/// Neighbouring leases of one grant. One slot works them one after the other, so that two threads
+/// seldom touch the same memory; a slot that has nothing else takes from the runs of others.
+pub(crate) struct Run {
     held: Arc<Held>,
-    indices: Range<usize>,
+    next: AtomicUsize,
+    end: usize,
+}
+
+impl Run {
+    /// Leases in one run: enough to work on without meeting the others.
+    const LEASES: usize = 32;
+
+    fn take(&self) -> Option<usize> {
+        let index = self.next.fetch_add(1, Ordering::Relaxed);
+        (index < self.end).then_some(index)
+    }
+
+    fn left(&self) -> usize {
+        self.end.saturating_sub(self.next.load(Ordering::Relaxed))
+    }
+}
+
+impl Deref for Run {
+    type Target = Held;
+
+    fn deref(&self) -> &Held {
+        &self.held
+    }
+}
+
+/// Runs that wait for slots.
+#[derive(Default)]
+struct Buffer {
+    fresh: VecDeque<Arc<Run>>,
+    /// Runs that a slot has begun, while there is something left of them.
+    begun: Vec<Arc<Run>>,
+}
+
+impl Buffer {
+    fn left(&self) -> usize {
+        self.fresh
+            .iter()
+            .chain(&self.begun)
+            .map(|run| run.left())
+            .sum()
+    }
 }
 
 pub(crate) struct Pool {
@@ -81,8 +123,7 @@ pub(crate) struct Pool {
     pub(crate) observers: Observers,
     pub(crate) meter: Arc<PoolMeter>,
     /// Leases that wait for a slot. Filled by the claimer, emptied by the slots.
-    buffer: Mutex<VecDeque<Waiting>>,
-    buffered: AtomicUsize,
+    buffer: Mutex<Buffer>,
     /// Slots that have a job.
     pub(crate) busy: AtomicUsize,
     /// Wakes a slot.
@@ -147,7 +188,6 @@ impl Pool {
             suspects,
             observers: plan.observers,
             buffer: Mutex::default(),
-            buffered: AtomicUsize::new(0),
             busy: AtomicUsize::new(0),
             work: Notify::new(),
             room: Notify::new(),
@@ -173,51 +213,73 @@ impl Pool {
     }
 
     /// Gives the leases of a grant to the slots, and wakes as many as can run at once.
-    pub(crate) fn fill(&self, held: Arc<Held>) {
-        let added = held.leases.len();
-        let mut buffer = self.lock();
-        buffer.push_back(Waiting {
-            held,
-            indices: 0..added,
-        });
-        self.buffered.fetch_add(added, Ordering::AcqRel);
-        drop(buffer);
+    pub(crate) fn fill(&self, held: &Arc<Held>) {
+        let leases = held.leases.len();
+        let length = (leases / (2 * parallelism())).clamp(1, Run::LEASES);
+        let run = |start: usize| {
+            let (held, next) = (Arc::clone(held), AtomicUsize::new(start));
+            Arc::new(Run {
+                held,
+                next,
+                end: leases.min(start + length),
+            })
+        };
+        self.lock()
+            .fresh
+            .extend((0..leases).step_by(length).map(run));
         // Each of them wakes another as soon as its handler waits for something.
-        for _ in 0..added.min(parallelism()) {
+        for _ in 0..leases.min(parallelism()) {
             self.work.notify_one();
         }
     }
 
+    /// How many leases wait for a slot.
     pub(crate) fn buffered(&self) -> usize {
-        self.buffered.load(Ordering::Acquire)
+        self.lock().left()
     }
 
     /// Takes back everything that waits for a slot.
-    pub(crate) fn unfill(&self) -> Vec<(Arc<Held>, usize)> {
-        std::iter::from_fn(|| self.take()).collect()
+    pub(crate) fn unfill(&self) -> Vec<(Arc<Run>, usize)> {
+        let mut own = None;
+        std::iter::from_fn(|| self.take(&mut own)).collect()
     }
 
-    /// A lease that waits for a slot.
-    pub(crate) fn take(&self) -> Option<(Arc<Held>, usize)> {
+    /// A lease that waits for a slot: of the slot's own run, of a fresh one, or of another slot's.
+    pub(crate) fn take(&self, own: &mut Option<Arc<Run>>) -> Option<(Arc<Run>, usize)> {
+        if let Some(run) = own
+            && let Some(index) = run.take()
+        {
+            return Some((Arc::clone(run), index));
+        }
+        *own = None;
         let mut buffer = self.lock();
-        let first = buffer.front_mut()?;
-        let index = first.indices.next()?;
-        let held = if first.indices.is_empty() {
-            buffer.pop_front()?.held
-        } else {
-            Arc::clone(&first.held)
-        };
-        self.buffered.fetch_sub(1, Ordering::AcqRel);
+        buffer.begun.retain(|run| run.left() > 0);
+        if let Some(run) = buffer.fresh.pop_front() {
+            buffer.begun.push(run);
+        }
+        let taken = buffer
+            .begun
+            .iter()
+            .rev()
+            .find_map(|run| Some((Arc::clone(run), run.take()?)));
+        let left = buffer.left();
         drop(buffer);
-        Some((held, index))
+        self.make_room(left);
+        let (run, index) = taken?;
+        *own = Some(Arc::clone(&run));
+        Some((run, index))
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Waiting>> {
+    fn lock(&self) -> MutexGuard<'_, Buffer> {
         self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for the next lease for a slot; none once the pool drains.
-    pub(crate) async fn next(&self, slot: usize) -> Option<(Arc<Held>, usize)> {
+    pub(crate) async fn next(
+        &self,
+        slot: usize,
+        own: &mut Option<Arc<Run>>,
+    ) -> Option<(Arc<Run>, usize)> {
         self.busy.fetch_sub(1, Ordering::AcqRel);
         self.outbox.flush(slot);
         self.room.notify_one();
@@ -225,7 +287,7 @@ impl Pool {
             let woken = self.work.notified();
             tokio::pin!(woken);
             woken.as_mut().enable();
-            if let Some(waiting) = self.take() {
+            if let Some(waiting) = self.take(own) {
                 break Some(waiting);
             }
             if self.draining() {
@@ -247,10 +309,10 @@ impl Pool {
         }
     }
 
-    /// Tells the claimer, once, if there is room worth a claim.
-    pub(crate) fn make_room(&self) {
+    /// Tells the claimer, once, if so few leases wait that a claim is worth it.
+    fn make_room(&self, buffered: usize) {
         let low = self.low_water.load(Ordering::Acquire);
-        if self.buffered() < low && self.low_water.swap(0, Ordering::AcqRel) != 0 {
+        if buffered < low && self.low_water.swap(0, Ordering::AcqRel) != 0 {
             self.room.notify_one();
         }
     }

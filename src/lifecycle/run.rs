@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::fence::{Held, HeldLease, Stop};
-use super::pool::Pool;
+use super::pool::{Pool, Run};
 use super::settle::{self, Times};
 use crate::clock::monotonic;
 use crate::context::Context;
@@ -51,11 +51,12 @@ pub(crate) async fn slot(pool: Arc<Pool>, number: usize) {
     let mut streak: usize = 0;
     // The end of one run is the start of the next, if nothing came between.
     let mut now = None;
+    let mut own = None;
     loop {
-        let mut next = pool.take();
+        let mut next = pool.take(&mut own);
         if next.is_none() {
             now = None;
-            next = pool.next(number).await;
+            next = pool.next(number, &mut own).await;
         }
         let Some((held, index)) = next else { break };
         now = work(&pool, held, index, number, now).await;
@@ -71,7 +72,7 @@ pub(crate) async fn slot(pool: Arc<Pool>, number: usize) {
 /// Works one lease, and tells when it was done.
 async fn work(
     pool: &Pool,
-    held: Arc<Held>,
+    held: Arc<Run>,
     index: usize,
     slot: usize,
     now: Option<Instant>,
@@ -108,7 +109,6 @@ async fn work(
         ran: ended - started,
     };
     settle::hand_in(pool, held, index, ran, slot, times);
-    pool.make_room();
     Some(ended)
 }
 

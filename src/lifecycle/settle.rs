@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::fence::{Held, HeldLease, Stop};
 use super::lane::{Answer, Lane};
-use super::pool::{Pool, PoolQueue};
+use super::pool::{Pool, PoolQueue, Run};
 use super::run::Ran;
 use crate::clock::monotonic;
 use crate::error::{Result, Verb};
@@ -60,7 +60,7 @@ struct Shard {
 
 /// A lease to be settled.
 pub(crate) struct Done {
-    held: Arc<Held>,
+    held: Arc<Run>,
     index: usize,
     outcome: Outcome,
     times: Times,
@@ -248,8 +248,9 @@ fn settlements(batch: &[Done]) -> Vec<Settlement> {
 fn close(pool: &Pool, batch: &[Done], verdicts: &[Verdict]) {
     let now = monotonic();
     // Neighbours are mostly of one grant and one kind.
-    let alike =
-        |a: &Done, b: &Done| Arc::ptr_eq(&a.held, &b.held) && a.lease().kind == b.lease().kind;
+    let alike = |a: &Done, b: &Done| {
+        std::ptr::eq::<Held>(&**a.held, &**b.held) && a.lease().kind == b.lease().kind
+    };
     let mut verdicts = verdicts.iter();
     for run in batch.chunk_by(alike) {
         let held = &run[0].held;
@@ -328,7 +329,7 @@ impl Times {
 /// A slot is done with a lease.
 pub(crate) fn hand_in(
     pool: &Pool,
-    held: Arc<Held>,
+    held: Arc<Run>,
     index: usize,
     ran: Ran,
     slot: usize,

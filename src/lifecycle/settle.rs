@@ -28,7 +28,7 @@ use crate::observe::metrics::{KindMeter, Release};
 use crate::store::{Outcome, RequestId, SettleRequest, Settlement};
 
 /// Handed-in leases of one shard that are worth a call at once.
-const BATCH: usize = 128;
+const BATCH: usize = 512;
 
 /// How long the first settlement waits for others while the slots are busy.
 const GATHER: Duration = Duration::from_millis(1);

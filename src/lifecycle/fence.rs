@@ -230,6 +230,11 @@ impl Held {
         }
     }
 
+    /// Whether the two are one grant.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.key == other.key
+    }
+
     pub(crate) fn nonce(&self) -> Nonce {
         self.grant.nonce
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::time::Instant;
 
-use super::fence::{Held, HeldLease, Stop};
+use super::fence::{HeldLease, Stop};
 use super::lane::{Answer, Lane};
 use super::pool::{Pool, PoolQueue, Run};
 use super::run::Ran;
@@ -248,9 +248,7 @@ fn settlements(batch: &[Done]) -> Vec<Settlement> {
 fn close(pool: &Pool, batch: &[Done], verdicts: &[Verdict]) {
     let now = monotonic();
     // Neighbours are mostly of one grant and one kind.
-    let alike = |a: &Done, b: &Done| {
-        std::ptr::eq::<Held>(&**a.held, &**b.held) && a.lease().kind == b.lease().kind
-    };
+    let alike = |a: &Done, b: &Done| a.held.is(&b.held) && a.lease().kind == b.lease().kind;
     let mut verdicts = verdicts.iter();
     for run in batch.chunk_by(alike) {
         let held = &run[0].held;

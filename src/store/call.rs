@@ -9,8 +9,11 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
-use crate::job::{JobId, JobState, Kind, NewJob, QueueName, at_most, duration, limits, positive};
+use crate::job::{
+    JobId, JobRecord, JobState, Kind, NewJob, QueueName, at_most, duration, limits, positive,
+};
 use crate::lease::{Cause, FencingToken, Grant, Nonce, Progress, Receipt, Verdict};
+use crate::lifecycle::{LeaseFacts, Next, Step};
 
 /// A session: the name under which one process repeats its calls. Opened by the store, never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -198,6 +201,32 @@ pub struct Expiry {
     pub expiries: u32,
     /// Where the job went: ready, dead or cancelled.
     pub state: JobState,
+}
+
+impl Expiry {
+    pub(crate) fn new(
+        queue: &QueueName,
+        job: &JobRecord,
+        facts: &LeaseFacts,
+        cause: Cause,
+        step: &Step,
+    ) -> Self {
+        Self {
+            queue: queue.clone(),
+            job: job.id,
+            kind: job.kind.clone(),
+            token: facts.token,
+            owner: Arc::clone(&facts.owner),
+            task: Arc::clone(&facts.task),
+            cause,
+            progress: facts.progress.clone(),
+            expiries: job.expiries + 1,
+            state: match step.next {
+                Next::Settled { state, .. } => state,
+                _ => JobState::Ready,
+            },
+        }
+    }
 }
 
 /// A sign of life for one grant.

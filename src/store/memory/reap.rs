@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::State;
 use crate::clock::Timestamp;
-use crate::job::{JobRecord, JobState};
+use crate::job::JobRecord;
 use crate::lease::{FencingToken, overdue_cause};
-use crate::lifecycle::{self, Next};
+use crate::lifecycle;
 use crate::store::Expiry;
 
 /// Jobs of one step that go to the front, with the token that each had.
@@ -80,22 +80,8 @@ impl State {
             .collect();
         for (facts, job) in overdue {
             let step = lifecycle::expire(&job, cause, facts.cancel, now);
-            let state = match step.next {
-                Next::Settled { state, .. } => state,
-                _ => JobState::Ready,
-            };
-            expired.push(Expiry {
-                queue: self.queues[queue].name.clone(),
-                job: job.id,
-                kind: job.kind.clone(),
-                token: facts.token,
-                owner: facts.owner.clone(),
-                task: facts.task.clone(),
-                cause,
-                progress: facts.progress.clone(),
-                expiries: job.expiries + 1,
-                state,
-            });
+            let name = &self.queues[queue].name;
+            expired.push(Expiry::new(name, &job, &facts, cause, &step));
             front.extend(self.end(id, facts.token, step, now));
         }
     }

@@ -9,9 +9,9 @@ use super::session::garbled;
 use super::tx::{Tx, time};
 use crate::clock::Timestamp;
 use crate::error::Verb;
-use crate::job::{JobRecord, JobState};
+use crate::job::JobRecord;
 use crate::lease::{FencingToken, overdue_cause};
-use crate::lifecycle::{self, Next};
+use crate::lifecycle;
 use crate::store::{Expiry, ReapRequest};
 
 /// Jobs of one step that go to the front, with the token that each had.
@@ -100,21 +100,8 @@ impl Tx<'_> {
                 continue;
             };
             let step = lifecycle::expire(&job, cause, facts.cancel, now);
-            expired.push(Expiry {
-                queue: self.queues[queue].name.clone(),
-                job: job.id,
-                kind: job.kind.clone(),
-                token: facts.token,
-                owner: facts.owner.clone(),
-                task: facts.task.clone(),
-                cause,
-                progress: facts.progress.clone(),
-                expiries: job.expiries + 1,
-                state: match step.next {
-                    Next::Settled { state, .. } => state,
-                    _ => JobState::Ready,
-                },
-            });
+            let name = &self.queues[queue].name;
+            expired.push(Expiry::new(name, &job, &facts, cause, &step));
             front.extend(self.end(queue, grant, &facts, job, step, now)?);
         }
         Ok(())

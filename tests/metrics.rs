@@ -21,6 +21,37 @@ impl Job for Step {
     const KIND: &'static str = "step";
 }
 
+/// Every name.
+const ALL: &[&str] = &[
+    names::JOBS_ENQUEUED,
+    names::JOBS_DUPLICATE,
+    names::LEASES_GRANTED,
+    names::LEASES_RELEASED,
+    names::LEASES_EXPIRED,
+    names::LEASES_LOST,
+    names::LEASE_RENEWALS,
+    names::CALLS_FENCED,
+    names::SETTLEMENTS_LATE,
+    names::CLAIMS_EMPTY,
+    names::LEASE_HELD,
+    names::JOB_WAIT,
+    names::JOB_RUN,
+    names::LEASE_MARGIN,
+    names::JOB_ATTEMPTS,
+    names::WORKER_SLOTS,
+    names::LEASES_HELD,
+    names::UTILIZATION,
+    names::STORE_CALL,
+    names::QUEUE_JOBS,
+    names::QUEUE_PARKED,
+    names::OLDEST_READY,
+    names::LEDGER_GRANTED,
+    names::LEDGER_ENDED,
+    names::LEDGER_LIVE,
+    names::LEDGER_FENCED,
+    names::BUILD_INFO,
+];
+
 /// The value of each series: name and labels as they are written.
 fn scraped(text: &str) -> BTreeMap<&str, f64> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
@@ -30,16 +61,8 @@ fn scraped(text: &str) -> BTreeMap<&str, f64> {
         .collect()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_metric_is_in_a_scrape() {
-    let mut builder = PrometheusBuilder::new();
-    for (name, buckets) in names::BUCKETS {
-        let name = Matcher::Full((*name).to_owned());
-        builder = builder.set_buckets_for_metric(name, buckets).unwrap();
-    }
-    let recorder = builder.install_recorder().unwrap();
-    names::describe();
-
+/// A pool that has seen a retry, a stall, a duplicate and completions.
+async fn worked() -> Client {
     let client = Client::new(Arc::new(MemoryStore::new()));
     let mut jobs: Vec<NewJob> = (0..4).map(|n| NewJob::of(&Step { n }).unwrap()).collect();
     jobs[0] = jobs[0].clone().unique("once").unwrap();
@@ -72,39 +95,24 @@ async fn every_metric_is_in_a_scrape() {
         .run_until(done)
         .await
         .unwrap();
+    client
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_metric_is_in_a_scrape() {
+    let mut builder = PrometheusBuilder::new();
+    for (name, buckets) in names::BUCKETS {
+        let name = Matcher::Full((*name).to_owned());
+        builder = builder.set_buckets_for_metric(name, buckets).unwrap();
+    }
+    let recorder = builder.install_recorder().unwrap();
+    names::describe();
+
+    let client = worked().await;
     names::export(&**client.store()).await.unwrap();
 
     let text = recorder.render();
-    let all = [
-        names::JOBS_ENQUEUED,
-        names::JOBS_DUPLICATE,
-        names::LEASES_GRANTED,
-        names::LEASES_RELEASED,
-        names::LEASES_EXPIRED,
-        names::LEASES_LOST,
-        names::LEASE_RENEWALS,
-        names::CALLS_FENCED,
-        names::SETTLEMENTS_LATE,
-        names::CLAIMS_EMPTY,
-        names::LEASE_HELD,
-        names::JOB_WAIT,
-        names::JOB_RUN,
-        names::LEASE_MARGIN,
-        names::JOB_ATTEMPTS,
-        names::WORKER_SLOTS,
-        names::LEASES_HELD,
-        names::UTILIZATION,
-        names::STORE_CALL,
-        names::QUEUE_JOBS,
-        names::QUEUE_PARKED,
-        names::OLDEST_READY,
-        names::LEDGER_GRANTED,
-        names::LEDGER_ENDED,
-        names::LEDGER_LIVE,
-        names::LEDGER_FENCED,
-        names::BUILD_INFO,
-    ];
-    for name in all {
+    for name in ALL {
         assert!(
             text.contains(&format!("\n{name}")),
             "{name} is not in the scrape"

@@ -208,10 +208,9 @@ async fn cut_off(overstate: u32, lease: Duration) -> (Duration, u64) {
         .grace(Duration::from_millis(10))
         .drain_grace(Duration::from_millis(50))
         .slots(1);
-    worker
-        .run_until(async move { gone.notified().await })
-        .await
-        .unwrap();
+    let run = worker.run_until(async move { gone.notified().await });
+    let run = tokio::time::timeout(Duration::from_secs(20), run).await;
+    run.expect("the handler was never told to stop").unwrap();
     let told = told.lock().unwrap().expect("the handler was told to stop");
     let views = Client::new(store).queues().await.unwrap();
     (told, views[0].ledger.released())

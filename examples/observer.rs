@@ -8,6 +8,7 @@
 use std::future::pending;
 use std::time::Duration;
 
+use leasehold::inspect::{LeaseFilter, Page};
 use leasehold::observe::{Event, Observer};
 use leasehold::{Client, Context, Job, LeaseTerms};
 use serde::{Deserialize, Serialize};
@@ -50,11 +51,18 @@ impl Observer for Watch {
     }
 }
 
+async fn seen_progress(client: &Client) -> anyhow::Result<bool> {
+    let leases = client
+        .leases(LeaseFilter::default(), Page::first(10))
+        .await?;
+    Ok(leases.rows.iter().any(|lease| lease.progress.is_some()))
+}
+
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let client = Client::open("memory:").await?.observer(Watch);
     client.enqueue(&Render { frames: 100 }).await?;
-    let terms = LeaseTerms::of_term(Duration::from_millis(600));
+    let terms = LeaseTerms::of_term(Duration::from_millis(1_500));
 
     // A worker in a runtime of its own, so that all of it can die at once.
     let doomed = tokio::runtime::Runtime::new()?;
@@ -63,8 +71,6 @@ async fn main() -> anyhow::Result<()> {
         let started = started.clone();
         async move {
             ctx.progress(40, job.frames, "frames");
-            // Progress travels with a renewal: stay alive for one.
-            tokio::time::sleep(Duration::from_millis(300)).await;
             started.send(())?;
             pending::<anyhow::Result<()>>().await
         }
@@ -72,6 +78,10 @@ async fn main() -> anyhow::Result<()> {
     let worker = client.worker().handle(hang).terms(terms);
     doomed.spawn(worker.owner("doomed").task("deploy-1").run_until(pending()));
     start.recv().await;
+    // Progress travels with a renewal: the worker lives until the store has seen it.
+    while !seen_progress(&client).await? {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     println!("killed: the worker called doomed");
     doomed.shutdown_background();
 

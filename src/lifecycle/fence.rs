@@ -297,17 +297,27 @@ impl Held {
             .store(self.pool.clock.stamp(now), Ordering::Release);
     }
 
-    /// The progress shown since it was last asked for.
-    pub(crate) fn take_progress(&self, index: usize) -> Option<Progress> {
+    /// The progress that the store has not seen yet.
+    pub(crate) fn unseen_progress(&self, index: usize) -> Option<Progress> {
+        self.progress_of(index)?.clone()
+    }
+
+    /// The store has seen it. Progress shown since then stays.
+    pub(crate) fn progress_seen(&self, index: usize, seen: &Progress) {
+        if let Some(mut progress) = self.progress_of(index)
+            && progress.as_ref() == Some(seen)
+        {
+            *progress = None;
+        }
+    }
+
+    fn progress_of(&self, index: usize) -> Option<MutexGuard<'_, Option<Progress>>> {
         let lease = &self.leases[index];
         if lease.progressed.load(Ordering::Acquire) == 0 {
             return None;
         }
         let progress = &lease.rare.get()?.progress;
-        progress
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        Some(progress.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// When the handler last showed that it advances; its start counts. None while it waits for a

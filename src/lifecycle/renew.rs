@@ -19,7 +19,7 @@ use super::pool::Pool;
 use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::job::limits;
-use crate::lease::{Cause, FencingToken};
+use crate::lease::{Cause, FencingToken, Progress};
 use crate::observe::{Event, metrics};
 use crate::store::{Beat, Renewal, Store};
 
@@ -142,7 +142,7 @@ fn beat_for(pool: &Pool, held: &Held, now: Instant, every: Duration) -> Option<B
         }
         beat.leases.push(lease.token);
         beat.progress.extend(
-            held.take_progress(index)
+            held.unseen_progress(index)
                 .map(|progress| (lease.token, progress)),
         );
     }
@@ -161,6 +161,7 @@ async fn renew(
 ) -> bool {
     let lapsed: Vec<_> = beats.iter().map(|beat| beat.lapse.clone()).collect();
     let counts: Vec<_> = beats.iter().map(|beat| beat.leases.len()).collect();
+    let shown: Vec<_> = beats.iter().map(|beat| beat.progress.clone()).collect();
     // The handlers stop first: once their leases have lapsed they are somebody else's.
     for (held, tokens) in due.iter().zip(&lapsed) {
         for (index, lease) in held.leases.iter().enumerate() {
@@ -176,6 +177,9 @@ async fn renew(
         Ok(renewals) => {
             pool.meter.renewed(took);
             count_lapsed(due, &lapsed);
+            for (held, shown) in due.iter().zip(&shown) {
+                progress_seen(held, shown);
+            }
             for ((held, renewal), leases) in due.iter().zip(&renewals).zip(&counts) {
                 take_in(pool, held, renewal, sent, *leases);
             }
@@ -197,6 +201,15 @@ async fn renew(
                 leases,
             });
             false
+        }
+    }
+}
+
+fn progress_seen(held: &Held, shown: &[(FencingToken, Progress)]) {
+    let mut shown = shown.iter().peekable();
+    for (index, lease) in held.leases.iter().enumerate() {
+        if let Some((_, progress)) = shown.next_if(|(token, _)| *token == lease.token) {
+            held.progress_seen(index, progress);
         }
     }
 }

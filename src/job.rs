@@ -341,7 +341,7 @@ impl NewJob {
             )
             .caused_by(e)
         })?;
-        let mut new = Self::raw(QueueName::new(J::QUEUE)?, Kind::new(J::KIND)?, payload);
+        let mut new = Self::raw(QueueName::fixed(J::QUEUE)?, Kind::fixed(J::KIND)?, payload);
         new.options = job.options();
         Ok(new)
     }

@@ -2,6 +2,8 @@
 
 use std::borrow::Borrow;
 use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::ops::Deref;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,14 +22,21 @@ macro_rules! name {
         /// 1 to 128 characters out of `A–Z a–z 0–9 _ . -`.
         #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(try_from = "String", into = "String")]
-        pub struct $type(Arc<str>);
+        pub struct $type(Text);
 
         impl $type {
             /// Checks the name.
             pub fn new(name: impl AsRef<str>) -> Result<Self> {
                 let name = name.as_ref();
                 check_name($field, name)?;
-                Ok(Self(name.into()))
+                Ok(Self(Text::Shared(name.into())))
+            }
+
+            /// A name that is part of the program, and costs no memory.
+            #[allow(dead_code, reason = "not every kind of name is part of a program")]
+            pub(crate) fn fixed(name: &'static str) -> Result<Self> {
+                check_name($field, name)?;
+                Ok(Self(Text::Fixed(name)))
             }
 
             /// The name as text.
@@ -77,10 +86,54 @@ macro_rules! name {
 
         impl From<$type> for String {
             fn from(name: $type) -> Self {
-                name.0.as_ref().to_owned()
+                (*name.0).to_owned()
             }
         }
     };
+}
+
+/// The text of a name.
+#[derive(Clone)]
+enum Text {
+    Fixed(&'static str),
+    Shared(Arc<str>),
+}
+
+impl Deref for Text {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        match self {
+            Self::Fixed(text) => text,
+            Self::Shared(text) => text,
+        }
+    }
+}
+
+impl PartialEq for Text {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl Eq for Text {}
+
+impl PartialOrd for Text {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Text {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (**self).cmp(&**other)
+    }
+}
+
+impl Hash for Text {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (**self).hash(state);
+    }
 }
 
 name!(
@@ -98,13 +151,13 @@ name!(
 
 impl Default for QueueName {
     fn default() -> Self {
-        Self("default".into())
+        Self(Text::Fixed("default"))
     }
 }
 
 impl Default for Namespace {
     fn default() -> Self {
-        Self("leasehold".into())
+        Self(Text::Fixed("leasehold"))
     }
 }
 

@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use leasehold::executor::SameRuntime;
+use leasehold::inspect::{LeaseFilter, Page};
 use leasehold::job::{JobOptions, Kind, QueueName};
 use leasehold::observe::Event;
 use leasehold::store::{Command, Select};
@@ -357,6 +358,51 @@ async fn a_stalled_handler_lapses_within_its_limit_and_one_interval() {
         (ledger.completed, ledger.expired_stalled, ledger.expired()),
         (2, 1, 1)
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn progress_reaches_the_store_whatever_becomes_of_the_first_renewals() {
+    let renewals = AtomicUsize::new(0);
+    let faulty = Faulty::new(memory(), move |verb| {
+        if verb != Verb::Renew {
+            return Fate::Pass;
+        }
+        match renewals.fetch_add(1, Ordering::SeqCst) {
+            0 => Fate::LoseRequest,
+            1 => Fate::LoseReply,
+            _ => Fate::Pass,
+        }
+    });
+    let client = Client::new(Arc::new(faulty));
+    client.enqueue(&Add { n: 1 }).await.unwrap();
+    let handler = move |_: Add, ctx: Context| async move {
+        // Between two renewals, and never again.
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        ctx.progress(4, 10, "frames");
+        ctx.cancelled().await;
+        Ok::<(), Failure>(())
+    };
+    let watched = client.clone();
+    let seen = async move {
+        loop {
+            let leases = watched.leases(LeaseFilter::default(), Page::first(1)).await;
+            if let Some(progress) = leases
+                .unwrap()
+                .rows
+                .first()
+                .and_then(|l| l.progress.clone())
+            {
+                break assert_eq!((progress.done, progress.total), (4, Some(10)));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let seen = async move {
+        let limit = Duration::from_secs(30);
+        tokio::time::timeout(limit, seen).await.expect("progress");
+    };
+    let worker = client.worker().handle(handler).terms(term(3_000));
+    worker.run_until(seen).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -905,4 +951,63 @@ async fn a_lease_that_ran_out_before_its_claim_was_answered_goes_back_unused() {
         (3, 3, 0)
     );
     assert!(since.lock().unwrap().unwrap().elapsed() > Duration::from_millis(400));
+}
+
+/// Ten pools at steady load lose the store for a while. The busiest second, in calls: before the
+/// outage, and from its start until the load is steady again.
+async fn busiest_seconds(stubborn: bool) -> (usize, usize) {
+    let start = tokio::time::Instant::now();
+    let outage = Duration::from_secs(10)..Duration::from_secs(16);
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let (seen, down) = (calls.clone(), outage.clone());
+    let mut faulty = Faulty::new(memory(), move |_| {
+        let at = start.elapsed();
+        seen.lock().unwrap().push(at);
+        if down.contains(&at) {
+            Fate::LoseRequest
+        } else {
+            Fate::Pass
+        }
+    });
+    faulty.stubborn = stubborn;
+    let store: Arc<dyn Store> = Arc::new(faulty);
+    Client::new(store.clone())
+        .enqueue_all(adds(9_000))
+        .await
+        .unwrap();
+    let mut pools = tokio::task::JoinSet::new();
+    for _ in 0..10 {
+        let handler = |_: Add, _: Context| async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            Ok::<(), Failure>(())
+        };
+        let client = Client::new(store.clone());
+        let worker = client.worker().handle(handler).slots(2);
+        let worker = worker.terms(LeaseTerms::MEDIUM).executor(SameRuntime);
+        let end = tokio::time::sleep_until(start + Duration::from_secs(26));
+        pools.spawn(worker.run_until(end));
+    }
+    while let Some(ended) = pools.join_next().await {
+        ended.unwrap().unwrap();
+    }
+    let calls = calls.lock().unwrap();
+    let busiest = |from: Duration, to: Duration| {
+        let second = Duration::from_secs(1);
+        let within: Vec<_> = calls.iter().filter(|at| (from..to).contains(at)).collect();
+        let starts = within.iter().enumerate();
+        let counts = starts.map(|(i, at)| within[i..].partition_point(|b| **b < **at + second));
+        counts.max().unwrap_or_default()
+    };
+    let steady = busiest(Duration::from_secs(2), outage.start);
+    (steady, busiest(outage.start, Duration::from_secs(25)))
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_brings_no_more_than_one_and_a_half_times_the_steady_load() {
+    let (steady, after) = busiest_seconds(false).await;
+    assert!(steady > 100, "{steady} calls a second are no load");
+    assert!(2 * after <= 3 * steady, "{after} after {steady} a second");
+    // Control arm: whatever repeats at once brings many times that.
+    let (steady, after) = busiest_seconds(true).await;
+    assert!(2 * after > 3 * steady, "{after} after {steady} a second");
 }

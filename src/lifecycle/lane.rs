@@ -21,6 +21,7 @@ pub(crate) struct Session {
     pub(crate) store: Arc<dyn Store>,
     open: Mutex<Option<SessionId>>,
     lanes: AtomicU32,
+    budget: Budget,
 }
 
 impl Session {
@@ -29,6 +30,7 @@ impl Session {
             store,
             open: Mutex::new(None),
             lanes: AtomicU32::new(0),
+            budget: Budget::default(),
         })
     }
 
@@ -98,6 +100,7 @@ impl Lane {
         let mut waits = backoff();
         let mut in_doubt = false;
         let mut warned = false;
+        self.session.budget.earn();
         self.seq += 1;
         loop {
             let error = match self.open().await {
@@ -135,7 +138,8 @@ impl Lane {
                     Answer::Refused(error)
                 };
             }
-            let wait = spread(waits.next().unwrap_or(LONGEST_WAIT));
+            let bound = waits.next().filter(|_| self.session.budget.spend());
+            let wait = spread(bound.unwrap_or(LONGEST_WAIT));
             if start.elapsed() + wait > limit {
                 return if in_doubt {
                     Answer::GaveUp(error)
@@ -178,6 +182,40 @@ impl Lane {
     }
 }
 
+/// What a process may spend on quick repeats: every call earns half of one, and a few can be saved
+/// up. When it is spent, repeats wait as long as they would at the end of a long outage, so that a
+/// store that is half down never sees more than one and a half times the calls of good days.
+struct Budget {
+    /// In halves of a repeat.
+    saved: AtomicU32,
+}
+
+impl Budget {
+    const MOST: u32 = 20;
+
+    fn earn(&self) {
+        let more = |saved: u32| (saved < Self::MOST).then_some(saved + 1);
+        let _ = self
+            .saved
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+    }
+
+    fn spend(&self) -> bool {
+        let less = |saved: u32| saved.checked_sub(2);
+        self.saved
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+            .is_ok()
+    }
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self {
+            saved: AtomicU32::new(Self::MOST),
+        }
+    }
+}
+
 /// A call that is repeated for longer than this is worth a warning.
 const WARN_AFTER: Duration = Duration::from_secs(2);
 
@@ -194,4 +232,22 @@ fn backoff() -> impl Iterator<Item = Duration> {
 /// Full jitter: everybody who was cut off together must not come back together.
 pub(crate) fn spread(bound: Duration) -> Duration {
     bound.mul_f64(fastrand::f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeats_are_at_most_half_of_the_calls_once_the_savings_are_spent() {
+        let budget = Budget::default();
+        let saved = (0..1_000).filter(|_| budget.spend()).count();
+        assert_eq!(saved, 10);
+        let calls = 1_000;
+        let repeats = (0..calls).filter(|_| {
+            budget.earn();
+            budget.spend()
+        });
+        assert_eq!(repeats.count(), calls / 2);
+    }
 }

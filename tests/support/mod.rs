@@ -39,6 +39,8 @@ pub(crate) struct Faulty {
     /// Claims and renewals report this many times the time that was granted: a holder that believes
     /// it relies on its leases for too long.
     pub(crate) overstate: u32,
+    /// A lost request is sent again at once, and again, beneath the worker that should decide.
+    pub(crate) stubborn: bool,
 }
 
 #[derive(Default)]
@@ -61,12 +63,18 @@ impl Faulty {
             plan: Arc::new(plan),
             calls: Arc::default(),
             overstate: 1,
+            stubborn: false,
         }
     }
 
     async fn meet<T>(&self, verb: Verb, call: impl Future<Output = Result<T>>) -> Result<T> {
         let lost = || Error::new(ErrorKind::Unavailable, "cut off").during(verb);
-        match (self.plan)(verb) {
+        let mut fate = (self.plan)(verb);
+        while self.stubborn && fate == Fate::LoseRequest {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            fate = (self.plan)(verb);
+        }
+        match fate {
             Fate::Pass => call.await,
             Fate::LoseRequest => Err(lost()),
             Fate::LoseReply => call.await.and_then(|_| Err(lost())),

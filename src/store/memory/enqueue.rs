@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::State;
 use crate::clock::Timestamp;
 use crate::job::{JobId, JobRecord, NewJob};
@@ -14,12 +16,14 @@ impl State {
             .collect()
     }
 
-    fn enqueue_one(&mut self, id: JobId, new: NewJob, now: Timestamp) -> Enqueued {
+    fn enqueue_one(&mut self, id: JobId, mut new: NewJob, now: Timestamp) -> Enqueued {
         // The client's id is the job: what is there already is not stored a second time.
         if self.places.contains_key(&id) {
             return Enqueued::Duplicate(id);
         }
         let queue = self.queue(&new.queue);
+        // The caller keeps his own, to repeat the call with.
+        new.payload = Bytes::copy_from_slice(&new.payload);
         let job = JobRecord::new(id, new, now);
         if let Some(existing) = self.take_unique(queue, &job, now) {
             return Enqueued::Duplicate(existing);

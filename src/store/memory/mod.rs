@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+use std::hash::{BuildHasher, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -328,8 +329,7 @@ struct State {
     issuer: Issuer,
     names: BTreeMap<QueueName, usize>,
     queues: Vec<Queue>,
-    /// Ordered, because ids are: the jobs that come and go together lie together.
-    places: BTreeMap<JobId, Place>,
+    places: HashMap<JobId, Place, IdHash>,
     grants: BTreeMap<FencingToken, GrantState>,
     sessions: HashMap<SessionId, Session>,
     audit: Vec<AuditView>,
@@ -437,6 +437,33 @@ enum Place {
     },
 }
 
+/// A cheap hash: half of an id is random already, and whoever makes worse ids slows down only the
+/// store of his own process.
+#[derive(Clone, Copy, Default)]
+struct IdHash(u64);
+
+impl BuildHasher for IdHash {
+    type Hasher = Self;
+
+    fn build_hasher(&self) -> Self {
+        *self
+    }
+}
+
+impl Hasher for IdHash {
+    fn write(&mut self, bytes: &[u8]) {
+        for part in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..part.len()].copy_from_slice(part);
+            self.0 = self.0.rotate_left(29) ^ u64::from_be_bytes(word);
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26)
+    }
+}
+
 struct Session {
     used: Timestamp,
     lanes: HashMap<u32, (u64, Answer)>,
@@ -467,7 +494,7 @@ impl State {
             issuer,
             names: BTreeMap::new(),
             queues: Vec::new(),
-            places: BTreeMap::new(),
+            places: HashMap::default(),
             grants: BTreeMap::new(),
             sessions: HashMap::new(),
             audit: Vec::new(),

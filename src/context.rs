@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 
 use crate::clock::monotonic;
 use crate::error::{Result, Verb};
+use crate::fence::{Fence, FenceError, Scope};
 use crate::handler::Failure;
 use crate::job::{Job, JobId, JobRecord, NewJob, QueueName, SavedCheckpoint, at_most, limits};
 use crate::lease::{FencingToken, Progress, Receipt};
@@ -192,6 +193,26 @@ impl Context {
                 Err(Failure::lost())
             }
         }
+    }
+
+    /// The scope under which this lease is fenced: the job's exclusive key if it has one, else the
+    /// job alone.
+    pub fn scope(&self) -> Scope {
+        let (namespace, job) = (self.pool().store().namespace(), self.job());
+        match &job.exclusive {
+            Some(key) => Scope::of_key(&namespace, self.queue(), key),
+            None => Scope::of_job(&namespace, self.queue(), job.id),
+        }
+    }
+
+    /// Opens a resource under this lease's [scope](Self::scope) and token: from here on it refuses
+    /// every earlier owner. Open it before you read from it; what is returned reads and writes.
+    ///
+    /// # Errors
+    /// Ends the handler by `?`: as lost if the resource has been opened for a later owner, as a
+    /// failure if it could not be asked.
+    pub async fn fence<F: Fence>(&self, resource: F) -> Result<F::Opened, FenceError> {
+        resource.open(&self.scope(), self.token()).await
     }
 
     /// Leaves a result with the job, if it has a retention. The first call counts.

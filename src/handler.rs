@@ -10,6 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::context::Context;
+use crate::fence::Stale;
 use crate::job::Job;
 use crate::lease::FencingToken;
 
@@ -68,7 +69,8 @@ where
 
 /// Why a handler did not complete its job, and what it wishes for it.
 ///
-/// Any error becomes one by `?`, and means: retry by the queue's policy.
+/// Any error becomes one by `?`, and means: retry by the queue's policy. Only a fence's refusal, or an
+/// error that names one as its source, means what [`fenced`](Self::fenced) does.
 pub struct Failure {
     pub(crate) wish: Wish,
     reason: Box<dyn StdError + Send + Sync>,
@@ -128,6 +130,11 @@ impl Failure {
         )
     }
 
+    /// Whether the handler stops because its lease is lost, or a fence took it to be.
+    pub fn is_lost(&self) -> bool {
+        matches!(self.wish, Wish::Lost | Wish::Behind(_))
+    }
+
     /// The reason and its causes, in one line.
     pub fn reason(&self) -> String {
         let mut text = self.reason.to_string();
@@ -154,7 +161,9 @@ impl fmt::Debug for Failure {
 // would then conflict with the one from a type into itself.
 impl<E: Into<Box<dyn StdError + Send + Sync>>> From<E> for Failure {
     fn from(error: E) -> Self {
-        Self::new(Wish::Policy, error)
+        let reason = error.into();
+        let mark = Stale::mark_in(&*reason);
+        Self::new(mark.map_or(Wish::Policy, Wish::Behind), reason)
     }
 }
 

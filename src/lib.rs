@@ -57,6 +57,7 @@
 //! | `lifecycle/` | one file per verb: `enqueue`, `claim`, `run`, `renew`, `fence`, `settle`, `expire`, `prune`; `mod.rs` has the transition table |
 //! | `store/` | the [`Store`] trait, and a folder per store with the same verb-named files |
 //! | `store/conformance/` | the contract as test cases, for any store |
+//! | `fence/` | refusing the old owner where the effect happens: one file per kind of resource |
 //! | `observe/` | events, and what is made of them: metrics, `tracing` records |
 //! | `inspect.rs` | looking without touching: counts, ledger, live leases, jobs, audit |
 //! | `clock.rs` | the only file that asks the time |
@@ -80,6 +81,7 @@ pub mod clock;
 mod context;
 mod error;
 pub mod executor;
+pub mod fence;
 pub mod guide;
 mod handler;
 pub mod inspect;

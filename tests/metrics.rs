@@ -31,6 +31,7 @@ const ALL: &[&str] = &[
     names::LEASES_LOST,
     names::LEASE_RENEWALS,
     names::CALLS_FENCED,
+    names::STALE_WRITES_REJECTED,
     names::SETTLEMENTS_LATE,
     names::CLAIMS_EMPTY,
     names::LEASE_HELD,

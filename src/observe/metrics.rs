@@ -13,6 +13,7 @@ use std::time::Duration;
 use ::metrics::{Counter, Gauge, Histogram, Unit};
 
 use crate::error::{Result, Verb};
+use crate::fence::Op;
 use crate::inspect::{self, QueueView};
 use crate::job::{JobState, Kind, QueueName};
 use crate::lease::Cause;
@@ -37,6 +38,9 @@ pub const LEASES_LOST: &str = "leasehold_leases_lost_total";
 pub const LEASE_RENEWALS: &str = "leasehold_lease_renewals_total";
 /// Calls of this process that the store refused as stale. Labels: queue, verb.
 pub const CALLS_FENCED: &str = "leasehold_calls_fenced_total";
+/// Operations of this process that a fence refused, and of others that a fence in this process
+/// refused. Labels: queue, op = open, read, write.
+pub const STALE_WRITES_REJECTED: &str = "leasehold_stale_writes_rejected_total";
 /// Settlements that came after the deadline, though before anybody else. Labels: queue.
 pub const SETTLEMENTS_LATE: &str = "leasehold_settlements_late_total";
 /// Claims that granted nothing.
@@ -112,6 +116,7 @@ pub fn describe() {
         (LEASES_LOST, "leases lost while this process worked on them"),
         (LEASE_RENEWALS, "leases in renewal calls, by result"),
         (CALLS_FENCED, "calls refused as stale, by verb"),
+        (STALE_WRITES_REJECTED, "operations refused by a fence"),
         (
             SETTLEMENTS_LATE,
             "settlements after the deadline and before anybody else",
@@ -309,6 +314,11 @@ impl QueueMeter {
         let queue = || queue.to_string();
         let renewed = |result: &'static str| ::metrics::counter!(LEASE_RENEWALS, "queue" => queue(), "result" => result);
         let fenced = |verb: Verb| ::metrics::counter!(CALLS_FENCED, "queue" => queue(), "verb" => verb.as_str());
+        for op in [Op::Open, Op::Read, Op::Write] {
+            // Known from the start: an absent series is not a zero.
+            let _ =
+                ::metrics::counter!(STALE_WRITES_REJECTED, "queue" => queue(), "op" => op.as_str());
+        }
         Self {
             renewed_held: renewed("held"),
             renewed_fenced: renewed("fenced"),
@@ -401,6 +411,12 @@ pub(crate) fn expired(queue: &QueueName, kind: &Kind, cause: Cause) {
         "queue" => queue.to_string(), "kind" => kind.to_string(), "cause" => cause.as_str()
     )
     .increment(1);
+}
+
+/// Counts an operation that a fence refused.
+pub(crate) fn stale_rejected(queue: &str, op: Op) {
+    ::metrics::counter!(STALE_WRITES_REJECTED, "queue" => queue.to_owned(), "op" => op.as_str())
+        .increment(1);
 }
 
 /// Counts jobs that were enqueued, or found to be duplicates.

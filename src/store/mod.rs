@@ -16,7 +16,7 @@ use async_trait::async_trait;
 
 use crate::error::Result;
 use crate::inspect::{Query, View};
-use crate::job::QueueName;
+use crate::job::{Namespace, QueueName};
 use crate::lease::Verdict;
 
 mod call;
@@ -65,6 +65,12 @@ pub use sqlite::{SqliteOptions, SqliteStore};
 pub trait Store: Send + Sync + 'static {
     /// One word for errors, labels and people: `memory`, `sqlite`.
     fn name(&self) -> &'static str;
+
+    /// The application's share of the store: part of every fence's scope. A store that knows
+    /// namespaces, or wraps one that does, must say which.
+    fn namespace(&self) -> Namespace {
+        Namespace::default()
+    }
 
     /// A handle to the same store for another runtime: the renewer runs on a thread of its own, and
     /// a connection that is driven by a blocked runtime would block it too.

@@ -11,7 +11,7 @@ use super::history::{
 };
 use crate::error::Result;
 use crate::inspect::{Query, View};
-use crate::job::QueueName;
+use crate::job::{Namespace, QueueName};
 use crate::lease::Verdict;
 use crate::store::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
@@ -52,6 +52,10 @@ impl fmt::Debug for RecordingStore {
 impl Store for RecordingStore {
     fn name(&self) -> &'static str {
         self.inner.name()
+    }
+
+    fn namespace(&self) -> Namespace {
+        self.inner.namespace()
     }
 
     async fn dedicated(&self) -> Result<Arc<dyn Store>> {

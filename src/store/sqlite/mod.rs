@@ -365,6 +365,10 @@ impl Store for SqliteStore {
         "sqlite"
     }
 
+    fn namespace(&self) -> Namespace {
+        self.shared.options.namespace.clone()
+    }
+
     async fn dedicated(&self) -> Result<Arc<dyn Store>> {
         // The writer has a thread of its own already.
         Ok(Arc::new(self.clone()))

@@ -43,6 +43,34 @@ impl Drop for SmallDisk {
     }
 }
 
+/// The control arm: a queue that acknowledges what it wrote and does not look whether it could.
+struct Careless {
+    path: PathBuf,
+    acknowledged: usize,
+}
+
+impl Careless {
+    fn on(disk: &SmallDisk) -> Self {
+        let path = disk.0.join("careless");
+        let acknowledged = 0;
+        Self { path, acknowledged }
+    }
+
+    fn enqueue(&mut self) {
+        let mut line = "x".repeat(1_000);
+        line.push('\n');
+        let file = File::options().create(true).append(true).open(&self.path);
+        let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
+        self.acknowledged += 1;
+    }
+
+    fn stored(&self) -> usize {
+        let text = std::fs::read_to_string(&self.path).unwrap_or_default();
+        let lines = text.split_terminator('\n');
+        lines.filter(|line| line.len() == 1_000).count()
+    }
+}
+
 /// Says that a case did not run, or fails if it must.
 fn not_run(case: &str, needs: &str, why: &str) {
     let required = std::env::var("LEASEHOLD_REQUIRE").unwrap_or_default();
@@ -77,11 +105,14 @@ async fn full_disk() {
             .unwrap()
             .len();
     }
+    let mut careless = Careless::on(&disk);
+    (0..100).for_each(|_| careless.enqueue());
     let ballast = disk.fill();
     let (mut refused, mut first) = (0, None);
     let start = std::time::Instant::now();
     // Room that was used before is used again, so not every call is refused.
     while first.is_none() || start.elapsed() < 2 * TERM {
+        careless.enqueue();
         match world.client.enqueue_all(vec![job(); 10]).await {
             Ok(jobs) => stored += jobs.len(),
             Err(error) => {
@@ -112,9 +143,18 @@ async fn full_disk() {
     world.assert_sound();
     figures(&format!(
         "full_disk: {stored} acknowledged, {refused} calls refused as full, {} of {} done while \
-         full, {} leases expired; all done when there was room",
-        full.ledger.completed, full.ledger.enqueued, queue.ledger.expired_deadline
+         full, {} leases expired; all done when there was room (control, a queue that does not \
+         look: {} of {} lost)",
+        full.ledger.completed,
+        full.ledger.enqueued,
+        queue.ledger.expired_deadline,
+        careless.acknowledged - careless.stored(),
+        careless.acknowledged
     ));
+    assert!(
+        careless.stored() < careless.acknowledged,
+        "the disk was never full"
+    );
     // `Full` is certain: what was refused is not there.
     assert_eq!(queue.ledger.enqueued, stored as u64);
     assert_eq!(jobs.len(), stored);

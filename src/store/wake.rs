@@ -36,8 +36,8 @@ impl Wakers {
         woken
     }
 
-    /// Wakes up to `jobs` sleepers of `queue`, the longest asleep first.
-    pub(crate) fn wake(&self, queue: &QueueName, suspect: bool, jobs: usize) {
+    /// Wakes up to `jobs` sleepers of `queue`, the longest asleep first, and tells how many.
+    pub(crate) fn wake(&self, queue: &QueueName, suspect: bool, jobs: usize) -> usize {
         let mut left = jobs;
         let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         let mut at = 0;
@@ -49,6 +49,7 @@ impl Wakers {
                 at += 1;
             }
         }
+        jobs - left
     }
 
     /// Wakes everybody: something changed, and nobody knows for whom.

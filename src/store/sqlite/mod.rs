@@ -25,7 +25,7 @@ use tokio::sync::oneshot;
 use self::fault::{Done, Fault};
 use self::poll::Poll;
 use self::turn::Turn;
-use self::tx::{Bell, Tx};
+use self::tx::Tx;
 use self::writer::{Call, Reply, Work, Writer, at};
 use super::record::Kinds;
 use super::wake::Wakers;
@@ -192,10 +192,10 @@ impl SqliteStore {
             Engine::Inline(Box::new(Mutex::new(Some(writer))))
         } else {
             let (calls, received) = mpsc::channel();
-            let ringing = Arc::clone(&wakers);
+            let wakers = Arc::clone(&wakers);
             let thread = std::thread::Builder::new()
                 .name("leasehold-sqlite".into())
-                .spawn(move || writer.serve(&received, |bells| ring(&ringing, bells)))
+                .spawn(move || writer.serve(&received, &wakers))
                 .map_err(|error| {
                     let why = "the system gave no thread for the writer";
                     Fault::Broken(Error::new(ErrorKind::Unavailable, why).caused_by(error))
@@ -255,7 +255,7 @@ impl SqliteStore {
                     return Err(at(verb, closed()));
                 };
                 let (mut answers, bells) = writer.run(&[&work]);
-                ring(&self.shared.wakers, bells);
+                writer::ring(&self.shared.wakers, bells);
                 let answer = answers.pop().unwrap_or_else(|| Err(strange()));
                 answer.map_err(|error| at(verb, error))
             }
@@ -480,12 +480,6 @@ impl Store for SqliteStore {
             Reply::Pruned(pruned) => Ok(pruned),
             _ => Err(strange()),
         }
-    }
-}
-
-fn ring(wakers: &Wakers, bells: Vec<Bell>) {
-    for (queue, suspect, jobs) in bells {
-        wakers.wake(&queue, suspect, jobs);
     }
 }
 

@@ -1,8 +1,8 @@
 //! The one writer of a store handle: merges all waiting calls into one transaction.
 //!
 //! Calls that wait together share a commit, and so one `fsync`. Renewals go first, so that no lease
-//! is lost behind a large enqueue; claims go last, so that they see what the others made ready. A
-//! call that is refused leaves its neighbours alone. If a call breaks the transaction, it is rolled
+//! is lost behind a large enqueue; claims go last, so that they see what the others made ready. Who
+//! sleeps for want of work is woken before it is stored, so that its claim shares the commit. A call that is refused leaves its neighbours alone. If a call breaks the transaction, it is rolled
 //! back and each call runs again in one of its own: only the broken one gets the error.
 
 use std::path::PathBuf;
@@ -19,8 +19,10 @@ use super::turn::Turn;
 use super::tx::{Bell, Tx};
 use crate::clock::{Clock, Timestamp, monotonic};
 use crate::error::{Error, Result, Verb};
+use crate::job::{NewJob, QueueName};
 use crate::lease::Verdict;
 use crate::store::record::Kinds;
+use crate::store::wake::Wakers;
 use crate::store::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
     EnqueueRequest, Enqueued, Expiry, PruneRequest, ReapRequest, Renewal, SessionId, SettleRequest,
@@ -30,6 +32,8 @@ use crate::store::{
 const BATCH_CALLS: usize = 1_024;
 /// Work in one transaction: what is over waits for the next, and other processes have their turn.
 const BATCH_TIME: Duration = Duration::from_millis(20);
+/// How long jobs that are about to be stored wait for the claim of a sleeper: far less than a commit.
+const CALL_IN: Duration = Duration::from_micros(200);
 /// How often the log's size is looked at, in commits, and from which size on it is cut back.
 const LOG_EVERY: u64 = 64;
 const LOG_BYTES: u64 = 128 * 1024 * 1024;
@@ -122,7 +126,7 @@ enum Unrun {
 
 impl Writer {
     /// Serves calls until the last sender is gone.
-    pub(super) fn serve(mut self, calls: &Receiver<Call>, ring: impl Fn(Vec<Bell>)) {
+    pub(super) fn serve(mut self, calls: &Receiver<Call>, wakers: &Wakers) {
         let mut waiting: Vec<Call> = Vec::new();
         loop {
             if waiting.is_empty() {
@@ -131,12 +135,18 @@ impl Writer {
             }
             let room = BATCH_CALLS.saturating_sub(waiting.len());
             waiting.extend(calls.try_iter().take(room));
+            let called = call_in(&mut waiting, calls, wakers);
             waiting.sort_by_key(Call::rank);
             let works: Vec<&Work> = waiting.iter().map(|call| &call.work).collect();
-            let (answers, bells) = self.run(&works);
+            let (answers, mut bells) = self.run(&works);
+            bells.retain_mut(|(queue, suspect, jobs)| {
+                let awake = called.iter().filter(|(name, _)| name == queue && !*suspect);
+                *jobs = jobs.saturating_sub(awake.map(|(_, woken)| woken).sum());
+                *jobs > 0
+            });
             // Before the answers: who hears one and then goes to sleep must not be woken by its own
             // call.
-            ring(bells);
+            ring(wakers, bells);
             let answered = answers.len();
             for (call, answer) in waiting.drain(..answered).zip(answers) {
                 let verb = call.work.verb();
@@ -236,6 +246,50 @@ impl Writer {
                 .db
                 .query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()));
         }
+    }
+}
+
+/// Wakes the sleepers for whom jobs are about to be stored, and gives one a moment to claim in the
+/// same transaction. Tells how many were woken, by queue.
+fn call_in(
+    waiting: &mut Vec<Call>,
+    calls: &Receiver<Call>,
+    wakers: &Wakers,
+) -> Vec<(QueueName, usize)> {
+    let is_claim = |call: &Call| matches!(call.work, Work::Claim(_));
+    if waiting.iter().any(is_claim) || wakers.is_empty() {
+        return Vec::new();
+    }
+    let mut called: Vec<(QueueName, usize)> = Vec::new();
+    for call in waiting.iter() {
+        let Work::Enqueue(request) = &call.work else {
+            continue;
+        };
+        let due = |(_, job): &&(_, NewJob)| job.delay.is_zero();
+        let jobs = request.jobs.iter().filter(due).map(|(_, job)| job);
+        for queue in jobs.map(|job| &job.queue) {
+            let woken = wakers.wake(queue, false, 1);
+            if woken == 0 {
+                break;
+            }
+            called.push((queue.clone(), woken));
+        }
+    }
+    let until = monotonic() + CALL_IN;
+    while !called.is_empty() && waiting.len() < BATCH_CALLS && !waiting.iter().any(is_claim) {
+        let left = until.saturating_duration_since(monotonic());
+        let Ok(call) = calls.recv_timeout(left) else {
+            break;
+        };
+        waiting.push(call);
+    }
+    called
+}
+
+/// Wakes whoever sleeps for what a transaction made ready.
+pub(super) fn ring(wakers: &Wakers, bells: Vec<Bell>) {
+    for (queue, suspect, jobs) in bells {
+        wakers.wake(&queue, suspect, jobs);
     }
 }
 

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::pool::Pool;
 use crate::clock::{Timestamp, micros};
 use crate::job::JobRecord;
-use crate::lease::{FencingToken, Grant, Lease, Nonce, Progress, Receipt};
+use crate::lease::{FencingToken, Grant, Nonce, Progress, Receipt};
 use crate::observe::metrics::LostWhy;
 
 /// A grant that this process holds.
@@ -230,11 +230,6 @@ impl Held {
         }
     }
 
-    /// Whether the two are one grant.
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        self.key == other.key
-    }
-
     pub(crate) fn nonce(&self) -> Nonce {
         self.grant.nonce
     }
@@ -353,17 +348,21 @@ impl Board {
         pool: &Arc<Pool>,
     ) -> Arc<Held> {
         let leases = std::mem::take(&mut grant.leases);
-        let mut held = Vec::with_capacity(leases.len());
-        for run in leases.chunk_by(|a, b| a.job.kind == b.job.kind) {
-            // Neighbours are mostly of one kind: looked up, and counted, once.
-            let kind = pool.kind(&run[0].job.kind);
-            if let Some(kind) = kind {
-                pool.kinds[kind].meters[queue].granted(run.len() as u64);
-            }
-            let lease = |lease: &Lease| HeldLease::new(lease.token, Arc::clone(&lease.job), kind);
-            held.extend(run.iter().map(lease));
-        }
-        let leases: Box<[_]> = held.into();
+        // Neighbours are mostly of one kind: looked up, and counted, once.
+        let alike = leases.chunk_by(|a, b| a.job.kind == b.job.kind);
+        let kinds: Vec<_> = alike
+            .flat_map(|run| {
+                let kind = pool.kind(&run[0].job.kind);
+                if let Some(kind) = kind {
+                    pool.kinds[kind].meters[queue].granted(run.len() as u64);
+                }
+                std::iter::repeat_n(kind, run.len())
+            })
+            .collect();
+        let held = leases.into_iter().zip(kinds);
+        let leases: Box<[_]> = held
+            .map(|(lease, kind)| HeldLease::new(lease.token, lease.job, kind))
+            .collect();
         let key = self.keys.fetch_add(1, Ordering::Relaxed);
         let granted = grant.granted;
         let held = Arc::new(Held {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::time::Instant;
 
-use super::fence::{HeldLease, Stop};
+use super::fence::{Held, Stop};
 use super::lane::{Answer, Lane};
 use super::pool::{Pool, PoolQueue, Run};
 use super::run::Ran;
@@ -51,19 +51,68 @@ pub(crate) struct Outbox {
 /// What some of the slots have handed in.
 #[derive(Default)]
 struct Shard {
-    done: Vec<Done>,
+    done: Batch,
     /// Handlers that have ended.
     finished: u64,
     /// How long handlers ran since it was last asked, by queue.
     busy: Vec<Duration>,
 }
 
+/// Leases to be settled.
+#[derive(Default)]
+struct Batch {
+    /// Which runs they are of, and how many of each in a row: one count of references for
+    /// neighbours, which the slot and the settler would otherwise pull to and fro.
+    runs: Vec<(Arc<Run>, usize)>,
+    done: Vec<Done>,
+}
+
 /// A lease to be settled.
-pub(crate) struct Done {
-    held: Arc<Run>,
+struct Done {
     index: usize,
     outcome: Outcome,
     times: Times,
+}
+
+impl Batch {
+    fn len(&self) -> usize {
+        self.done.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.done.is_empty()
+    }
+
+    fn push(&mut self, run: Arc<Run>, done: Done) {
+        match self.runs.last_mut() {
+            Some((last, leases)) if Arc::ptr_eq(last, &run) => *leases += 1,
+            _ => self.runs.push((run, 1)),
+        }
+        self.done.push(done);
+    }
+
+    /// Takes over as many of the other's runs as there is room for.
+    fn take(&mut self, other: &mut Self, most: usize) {
+        let mut leases = 0;
+        let fits = |(_, more): &&(_, usize)| {
+            let fits = self.done.len() + leases + more <= most;
+            leases += usize::from(fits) * more;
+            fits
+        };
+        let runs = other.runs.iter().take_while(fits).count();
+        self.runs.extend(other.runs.drain(..runs));
+        self.done.extend(other.done.drain(..leases));
+    }
+
+    /// The leases of each run.
+    fn runs(&self) -> impl Iterator<Item = (&Arc<Run>, &[Done])> {
+        let mut rest = &self.done[..];
+        self.runs.iter().map(move |(run, leases)| {
+            let (done, later) = rest.split_at(*leases);
+            rest = later;
+            (run, done)
+        })
+    }
 }
 
 /// What a run took.
@@ -101,16 +150,14 @@ impl Outbox {
     }
 
     /// Takes in what a slot has done: the run, and the lease if it is to be settled.
-    fn push(&self, slot: usize, queue: usize, times: Times, done: Option<Done>) {
+    fn push(&self, slot: usize, queue: usize, times: Times, done: Option<(Arc<Run>, Done)>) {
         let mut shard = self.shard(slot);
         if times.waited.is_some() {
             shard.finished += 1;
             shard.busy[queue] += times.ran;
         }
-        if done.is_none() {
-            return;
-        }
-        shard.done.extend(done);
+        let Some((run, done)) = done else { return };
+        shard.done.push(run, done);
         let gathered = shard.done.len();
         drop(shard);
         if gathered == BATCH {
@@ -144,12 +191,10 @@ impl Outbox {
             .sum()
     }
 
-    fn take(&self) -> Vec<Done> {
-        let mut batch = Vec::new();
+    fn take(&self) -> Batch {
+        let mut batch = Batch::default();
         for mut shard in self.all() {
-            let room = limits::CALL_ITEMS - batch.len();
-            let taken = shard.done.len().min(room);
-            batch.extend(shard.done.drain(..taken));
+            batch.take(&mut shard.done, limits::CALL_ITEMS);
         }
         batch
     }
@@ -165,7 +210,7 @@ impl Outbox {
 /// Settlements that go with a claim, or alone.
 pub(crate) struct Ride {
     lane: OwnedMutexGuard<Lane>,
-    batch: Vec<Done>,
+    batch: Batch,
 }
 
 impl Ride {
@@ -204,8 +249,8 @@ impl Ride {
                 Answer::Lost => {}
                 Answer::Refused(error) | Answer::GaveUp(error) => {
                     tracing::error!(%error, leases = self.batch.len(), "leases left to expire");
-                    for done in &self.batch {
-                        pool.end(&done.held, done.index);
+                    for (held, done) in self.batch.runs() {
+                        pool.end_all(held, done.iter().map(|done| done.index));
                     }
                     return;
                 }
@@ -236,48 +281,44 @@ pub(crate) async fn settler(pool: Arc<Pool>) {
     }
 }
 
-fn settlements(batch: &[Done]) -> Vec<Settlement> {
-    let settlement = |done: &Done| Settlement {
-        receipt: done.held.receipt(done.index),
-        outcome: done.outcome.clone(),
-    };
-    batch.iter().map(settlement).collect()
+fn settlements(batch: &Batch) -> Vec<Settlement> {
+    let mut settlements = Vec::with_capacity(batch.len());
+    for (held, done) in batch.runs() {
+        settlements.extend(done.iter().map(|done| Settlement {
+            receipt: held.receipt(done.index),
+            outcome: done.outcome.clone(),
+        }));
+    }
+    settlements
 }
 
 /// The verdicts are known: counts them, and lets go of the leases.
-fn close(pool: &Pool, batch: &[Done], verdicts: &[Verdict]) {
+fn close(pool: &Pool, batch: &Batch, verdicts: &[Verdict]) {
     let now = monotonic();
-    // Neighbours are mostly of one grant and one kind.
-    let alike = |a: &Done, b: &Done| a.held.is(&b.held) && a.lease().kind == b.lease().kind;
     let mut verdicts = verdicts.iter();
-    for run in batch.chunk_by(alike) {
-        let held = &run[0].held;
-        let meter = run[0]
-            .lease()
-            .kind
-            .map(|kind| &pool.kinds[kind].meters[held.queue]);
-        for (done, verdict) in run.iter().zip(&mut verdicts) {
-            close_one(pool, done, *verdict, meter, now);
+    for (held, done) in batch.runs() {
+        for (done, verdict) in done.iter().zip(&mut verdicts) {
+            close_one(pool, held, done, *verdict, now);
         }
-        pool.end_all(held, run.iter().map(|done| done.index));
+        pool.end_all(held, done.iter().map(|done| done.index));
     }
 }
 
-fn close_one(pool: &Pool, done: &Done, verdict: Verdict, meter: Option<&KindMeter>, now: Instant) {
+fn close_one(pool: &Pool, held: &Held, done: &Done, verdict: Verdict, now: Instant) {
     let Done {
-        held,
+        index,
         outcome,
         times,
-        ..
     } = done;
-    let lease = done.lease();
+    let lease = &held.leases[*index];
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
     match verdict {
         Verdict::Held { late, cancel } => {
             if late {
                 pool.queues[held.queue].meter.late();
             }
-            if let Some(meter) = meter {
+            if let Some(kind) = lease.kind {
+                let meter = &pool.kinds[kind].meters[held.queue];
                 times.record(meter);
                 let left = held.deadline().saturating_duration_since(now);
                 let release = Release {
@@ -306,12 +347,6 @@ fn close_one(pool: &Pool, done: &Done, verdict: Verdict, meter: Option<&KindMete
                 token,
             });
         }
-    }
-}
-
-impl Done {
-    fn lease(&self) -> &HeldLease {
-        &self.held.leases[self.index]
     }
 }
 
@@ -365,17 +400,12 @@ pub(crate) fn hand_in(
         pool.end(&held, index);
         return;
     };
-    pool.outbox.push(
-        slot,
-        at,
+    let done = Done {
+        index,
+        outcome,
         times,
-        Some(Done {
-            held,
-            index,
-            outcome,
-            times,
-        }),
-    );
+    };
+    pool.outbox.push(slot, at, times, Some((held, done)));
 }
 
 /// What a run's end means for the lease. Pure. None: settle nothing.

@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
-use std::hash::{BuildHasher, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -329,7 +328,8 @@ struct State {
     issuer: Issuer,
     names: BTreeMap<QueueName, usize>,
     queues: Vec<Queue>,
-    places: HashMap<JobId, Place, IdHash>,
+    /// Ordered, because ids are: the jobs that come and go together lie together.
+    places: BTreeMap<JobId, Place>,
     grants: BTreeMap<FencingToken, GrantState>,
     sessions: HashMap<SessionId, Session>,
     audit: Vec<AuditView>,
@@ -437,33 +437,6 @@ enum Place {
     },
 }
 
-/// A cheap hash: half of an id is random already, and whoever makes worse ids slows down only the
-/// store of his own process.
-#[derive(Clone, Copy, Default)]
-struct IdHash(u64);
-
-impl BuildHasher for IdHash {
-    type Hasher = Self;
-
-    fn build_hasher(&self) -> Self {
-        *self
-    }
-}
-
-impl Hasher for IdHash {
-    fn write(&mut self, bytes: &[u8]) {
-        for part in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..part.len()].copy_from_slice(part);
-            self.0 = self.0.rotate_left(29) ^ u64::from_be_bytes(word);
-        }
-    }
-
-    fn finish(&self) -> u64 {
-        self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26)
-    }
-}
-
 struct Session {
     used: Timestamp,
     lanes: HashMap<u32, (u64, Answer)>,
@@ -494,7 +467,7 @@ impl State {
             issuer,
             names: BTreeMap::new(),
             queues: Vec::new(),
-            places: HashMap::default(),
+            places: BTreeMap::new(),
             grants: BTreeMap::new(),
             sessions: HashMap::new(),
             audit: Vec::new(),

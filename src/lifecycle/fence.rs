@@ -7,7 +7,7 @@
 //! **Invariant (I8).** A lease's `until` is *first send + time granted − guard* on the monotonic
 //! clock. The arrival of a reply never counts, and neither does the wall clock.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -337,7 +337,8 @@ impl Held {
 /// All grants that a pool holds.
 #[derive(Default)]
 pub(crate) struct Board {
-    grants: Mutex<HashMap<u64, Arc<Held>>>,
+    /// In the order in which they were granted, so that a seed replays.
+    grants: Mutex<BTreeMap<u64, Arc<Held>>>,
     keys: AtomicU64,
     leases: AtomicUsize,
 }
@@ -401,7 +402,7 @@ impl Board {
         self.leases.load(Ordering::Relaxed)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Held>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Held>>> {
         self.grants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -17,7 +17,7 @@ use leasehold::{Error, ErrorKind, Result, Store};
 use crate::plan::Quality;
 
 /// The least time that a message takes, and how far a host runs at a time.
-pub(crate) const LATENCY: Duration = Duration::from_millis(25);
+pub(crate) const LATENCY: Duration = Duration::from_millis(50);
 /// How long a caller waits for an answer.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(600);
 

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 pub(crate) const TERM: Duration = Duration::from_secs(2);
 pub(crate) const TERMS: LeaseTerms = LeaseTerms::of_term(TERM);
 /// When the troubles are over.
-pub(crate) const HEALED: Duration = Duration::from_secs(7);
+pub(crate) const HEALED: Duration = Duration::from_secs(6);
 /// How long a run for safety goes on after that.
-pub(crate) const AFTERMATH: Duration = Duration::from_secs(5);
+pub(crate) const AFTERMATH: Duration = Duration::from_secs(3);
 
 /// How the network treats calls, in percent of them.
 #[derive(Clone, Copy, Debug)]
@@ -316,7 +316,7 @@ impl Plan {
         let pair = (seed % PAIRS) as usize;
         let workload = &WORKLOADS[pair % WORKLOADS.len()];
         let faults = &FAULTS[pair / WORKLOADS.len()];
-        let workers = dice.usize(2..4);
+        let workers = if dice.u8(0..4) == 0 { 3 } else { 2 };
         Self {
             seed,
             workload,
@@ -361,7 +361,7 @@ fn troubles(
     let mut all = Vec::new();
     let mut draw = |times: u8, dice: &mut fastrand::Rng, make: &dyn Fn(&mut fastrand::Rng) -> Trouble| {
         for _ in 0..times {
-            all.push((millis(dice, 300..6_500), make(dice)));
+            all.push((millis(dice, 300..5_500), make(dice)));
         }
     };
     let worker = |dice: &mut fastrand::Rng| 1 + dice.usize(0..workers);
@@ -394,7 +394,7 @@ fn troubles(
         all.push((millis(dice, 300..2_000), Trouble::Keep));
     }
     for _ in 0..faults.rollbacks {
-        let at = millis(dice, 2_000..6_500);
+        let at = millis(dice, 2_000..5_500);
         all.push((at, Trouble::Rollback(millis(dice, 50..1_000))));
     }
     all.sort_by_key(|(at, _)| *at);
@@ -403,16 +403,16 @@ fn troubles(
 
 fn script(workload: &Workload, dice: &mut fastrand::Rng) -> Vec<(Duration, Act)> {
     let mut all = Vec::new();
-    let jobs = dice.usize(5..12);
+    let jobs = dice.usize(4..10);
     let mut n = 0;
     while n < jobs {
         let batch = dice.usize(1..5);
         let jobs = (n..n + batch).map(|n| job(n, workload, dice)).collect();
         n += batch;
-        all.push((millis(dice, 0..4_000), Act::Enqueue(jobs)));
+        all.push((millis(dice, 0..3_000), Act::Enqueue(jobs)));
     }
     for order in workload.orders {
-        all.push((millis(dice, 500..5_500), Act::Order(*order)));
+        all.push((millis(dice, 500..4_500), Act::Order(*order)));
     }
     all.sort_by_key(|(at, _)| *at);
     all

@@ -291,7 +291,11 @@ impl State {
         next.values.push(token);
         if self.accepted.iter().any(|before| *before > token) {
             next.wrong = Some(Wrong::StaleTokenAccepted);
-        } else if self.accepted.iter().any(|write| !next.values.contains(write)) {
+        } else if self
+            .accepted
+            .iter()
+            .any(|write| !next.values.contains(write))
+        {
             next.wrong = Some(Wrong::WriteLost);
         }
         next.accepted.push(token);

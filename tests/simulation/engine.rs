@@ -27,7 +27,11 @@ impl Disk {
         match engine {
             Engine::Memory => Self::Memory(None),
             #[cfg(feature = "sqlite")]
-            Engine::Sqlite => Self::File(tempfile::tempdir().expect("a directory")),
+            Engine::Sqlite => {
+                // In memory where the system has it: nothing here is about the disk.
+                let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+                Self::File(dir.expect("a directory"))
+            }
         }
     }
 

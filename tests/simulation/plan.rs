@@ -353,17 +353,14 @@ fn millis(dice: &mut fastrand::Rng, range: std::ops::Range<u64>) -> Duration {
     Duration::from_millis(dice.u64(range))
 }
 
-fn troubles(
-    faults: &Faults,
-    workers: usize,
-    dice: &mut fastrand::Rng,
-) -> Vec<(Duration, Trouble)> {
+fn troubles(faults: &Faults, workers: usize, dice: &mut fastrand::Rng) -> Vec<(Duration, Trouble)> {
     let mut all = Vec::new();
-    let mut draw = |times: u8, dice: &mut fastrand::Rng, make: &dyn Fn(&mut fastrand::Rng) -> Trouble| {
-        for _ in 0..times {
-            all.push((millis(dice, 300..5_500), make(dice)));
-        }
-    };
+    let mut draw =
+        |times: u8, dice: &mut fastrand::Rng, make: &dyn Fn(&mut fastrand::Rng) -> Trouble| {
+            for _ in 0..times {
+                all.push((millis(dice, 300..5_500), make(dice)));
+            }
+        };
     let worker = |dice: &mut fastrand::Rng| 1 + dice.usize(0..workers);
     draw(faults.freezes, dice, &|dice| {
         Trouble::Freeze(worker(dice), millis(dice, 200..4_000))

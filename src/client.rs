@@ -227,24 +227,29 @@ impl fmt::Debug for Client {
 /// Opens the store that a URL names.
 pub(crate) async fn open_store(url: &str) -> Result<Arc<dyn Store>> {
     let (address, query) = url.split_once('?').unwrap_or((url, ""));
-    let settings = Settings::parse(query)?;
     match address.split_once(':') {
-        Some(("memory", _)) => Ok(Arc::new(MemoryStore::new())),
+        Some(("memory", _)) => {
+            Settings::parse(query)?;
+            Ok(Arc::new(MemoryStore::new()))
+        }
         #[cfg(feature = "sqlite")]
-        Some(("sqlite", path)) => open_sqlite(path, settings).await,
-        _ => {
-            // The address may hold a password: only its scheme is shown.
-            let scheme = address.split(':').next().unwrap_or_default();
-            let scheme = crate::job::clip(scheme, 32);
-            drop(settings);
-            Err(Error::invalid(
-                "url",
-                format!("scheme {scheme:?}"),
-                "memory:, sqlite://PATH",
-            )
-            .during(Verb::Open))
+        Some(("sqlite", path)) => open_sqlite(path, Settings::parse(query)?).await,
+        other => {
+            // A password may stand anywhere in it, also behind a `?`: only a scheme is shown.
+            let scheme = other.map(|(scheme, _)| scheme).filter(|name| is_word(name));
+            let found = match scheme {
+                Some(scheme) => format!("scheme {scheme:?}"),
+                None => "no scheme".into(),
+            };
+            Err(Error::invalid("url", found, "memory:, sqlite://PATH").during(Verb::Open))
         }
     }
+}
+
+/// Whether it looks like the name of a scheme or a setting, and not like a secret in its place.
+fn is_word(text: &str) -> bool {
+    let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'+' | b'-' | b'.' | b'_');
+    (1..=32).contains(&text.len()) && text.bytes().all(allowed)
 }
 
 #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
@@ -265,10 +270,13 @@ impl Settings {
                 Some(("synchronous", "normal")) => settings.synchronous_normal = true,
                 Some(("synchronous", "full")) => settings.synchronous_normal = false,
                 _ => {
-                    let key = pair.split('=').next().unwrap_or_default();
+                    let key = pair.split_once('=').map(|(key, _)| key);
+                    let found = match key.filter(|key| is_word(key)) {
+                        Some(key) => format!("setting {key:?}"),
+                        None => "a setting without a name".into(),
+                    };
                     let allowed = "namespace=NAME, synchronous=full|normal";
-                    return Err(Error::invalid("url", format!("setting {key:?}"), allowed)
-                        .during(Verb::Open));
+                    return Err(Error::invalid("url", found, allowed).during(Verb::Open));
                 }
             }
         }

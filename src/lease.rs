@@ -262,14 +262,19 @@ impl FromStr for Receipt {
         for (byte, at) in nonce.iter_mut().zip((0..32).step_by(2)) {
             *byte = u8::from_str_radix(&proof[at..at + 2], 16).map_err(|_| malformed())?;
         }
-        Ok(Self {
+        let receipt = Self {
             queue: QueueName::new(queue)?,
             partition: partition.parse().map_err(|_| malformed())?,
             grant: grant.parse()?,
             token: token.parse()?,
             job: job.parse()?,
             nonce: Nonce(nonce),
-        })
+        };
+        // One receipt has one text: leading zeros, signs and capitals are not its own.
+        if receipt.to_string() != text {
+            return Err(malformed());
+        }
+        Ok(receipt)
     }
 }
 
@@ -551,7 +556,7 @@ impl LeaseTerms {
             let Self {
                 term, renew_every, ..
             } = self;
-            let rest = term.saturating_sub(self.guard() + self.pause_allowance);
+            let rest = term.saturating_sub(self.guard().saturating_add(self.pause_allowance));
             if rest.is_zero() {
                 let limit = format!(
                     "more than guard {:?} + pause allowance {:?}",

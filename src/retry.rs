@@ -49,7 +49,12 @@ impl RetryPolicy {
 
     /// The wait after the `failures`-th failure; `jitter` is a random number from 0 to 1.
     pub fn delay(&self, failures: u32, jitter: f64) -> Duration {
-        self.bound(failures).mul_f64(jitter.clamp(0.0, 1.0))
+        let bound = self.bound(failures);
+        // The longest durations are rounded up to one that does not fit.
+        let seconds = bound.as_secs_f64() * jitter.clamp(0.0, 1.0);
+        Duration::try_from_secs_f64(seconds)
+            .unwrap_or(bound)
+            .min(bound)
     }
 }
 

@@ -430,6 +430,7 @@ async fn run_pool(
     let _ending = Ending(pool);
 
     tokio::select! {
+        biased;
         () = stop => {}
         () = pool.drain.cancelled() => {}
     }
@@ -442,6 +443,7 @@ async fn run_pool(
         let mut dropped = tokio::time::interval(Duration::from_millis(50));
         while !slots.is_empty() {
             tokio::select! {
+                biased;
                 _ = slots.join_next() => {}
                 _ = dropped.tick() => {
                     pool.wake_all();

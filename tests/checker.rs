@@ -465,6 +465,38 @@ fn i9_a_ledger_that_is_off() {
 }
 
 #[test]
+fn i9_a_lease_that_a_repeated_claim_left_out() {
+    let mut pen = Pen::new();
+    let job = pen.job(None);
+    // Its grant of 5 was overdue when the lost answer was asked for again.
+    let op = pen.claim_op();
+    pen.say(op.clone(), What::Unknown("unavailable".into()));
+    let nothing = Answer::Claimed {
+        grants: vec![],
+        expired: vec![],
+        settled: vec![],
+    };
+    pen.say(op, What::Ok(nothing));
+    let mut ledger = Ledger {
+        granted: 1,
+        live: 1,
+        ..Ledger::default()
+    };
+    pen.last.queues = vec![queue_view(ledger)];
+    assert_eq!(pen.rules(), [Rule::LedgerOff], "granted out of nothing");
+    pen.last.leases = vec![token(5)];
+    assert_eq!(pen.rules(), []);
+    pen.last.leases.clear();
+    let op = pen.claim_op();
+    let expired = vec![expiry(job, 5)];
+    pen.say(op, What::Ok(claimed(job, 6, expired)));
+    ledger.granted = 2;
+    ledger.expired_deadline = 1;
+    pen.last.queues = vec![queue_view(ledger)];
+    assert_eq!(pen.rules(), []);
+}
+
+#[test]
 fn i10_a_repeat_with_another_answer() {
     let mut pen = Pen::new();
     let job = pen.job(None);

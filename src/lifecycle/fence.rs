@@ -7,8 +7,8 @@
 //! **Invariant (I8).** A lease's `until` is *first send + time granted − guard* on the monotonic
 //! clock. The arrival of a reply never counts, and neither does the wall clock.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -157,6 +157,8 @@ impl HeldLease {
         if before >= why as u8 {
             return false;
         }
+        // With the fence in `bell`: either this sees the bell, or whoever hangs it up sees the reason.
+        fence(Ordering::SeqCst);
         if let Some(rare) = self.rare.get() {
             rare.bell.ring();
         }
@@ -171,6 +173,7 @@ impl HeldLease {
     /// The bell, already ringing if there is a reason to stop.
     pub(crate) fn bell(&self) -> &Bell {
         let bell = &self.rare().bell;
+        fence(Ordering::SeqCst);
         // Whoever stopped this lease before the bell was there could not ring it.
         if self.stop.load(Ordering::SeqCst) != 0 && !bell.token.is_cancelled() {
             bell.ring();
@@ -332,7 +335,8 @@ impl Held {
 /// All grants that a pool holds.
 #[derive(Default)]
 pub(crate) struct Board {
-    grants: Mutex<HashMap<u64, Arc<Held>>>,
+    /// In the order in which they were granted, so that a seed replays.
+    grants: Mutex<BTreeMap<u64, Arc<Held>>>,
     keys: AtomicU64,
     leases: AtomicUsize,
 }
@@ -400,7 +404,47 @@ impl Board {
         self.leases.load(Ordering::Relaxed)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<Held>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Held>>> {
         self.grants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+    use crate::job::{JobId, Kind, NewJob, QueueName};
+
+    fn lease() -> HeldLease {
+        let new = NewJob::raw(QueueName::default(), Kind::new("k").unwrap(), Bytes::new());
+        let job = JobRecord::new(JobId::generate(), new, Timestamp::ZERO);
+        HeldLease::new(FencingToken::new(1), Arc::new(job), None)
+    }
+
+    #[test]
+    fn a_handler_that_listens_while_it_is_stopped_hears_it() {
+        for _ in 0..2_000 {
+            let (lease, start) = (lease(), Barrier::new(4));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    start.wait();
+                    lease.bell();
+                });
+                let stops = [Stop::Drain, Stop::Cancel, Stop::Fenced];
+                let told = stops.map(|why| {
+                    let (lease, start) = (&lease, &start);
+                    scope.spawn(move || {
+                        start.wait();
+                        (lease.stop(why), lease.end())
+                    })
+                });
+                let told = told.map(|thread| thread.join().unwrap());
+                assert!(told[2].0, "the gravest reason is always news");
+                assert_eq!(told.iter().filter(|(_, first)| *first).count(), 1);
+            });
+            assert_eq!(lease.stopped(), Some(Stop::Fenced));
+            assert!(lease.bell().token.is_cancelled());
+        }
     }
 }

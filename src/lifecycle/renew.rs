@@ -49,6 +49,7 @@ async fn watch(pool: &Arc<Pool>) {
             }
         }
         tokio::select! {
+            biased;
             () = tokio::time::sleep_until(next) => {}
             () = pool.short_term[0].notified() => {}
         }
@@ -62,6 +63,7 @@ async fn beat(pool: &Arc<Pool>, store: &dyn Store) {
     let mut next = monotonic() + interval.mul_f64(fastrand::f64());
     loop {
         tokio::select! {
+            biased;
             () = tokio::time::sleep_until(next.min(first_short_term(pool, interval))) => {}
             () = pool.short_term[1].notified() => continue,
         }

@@ -596,6 +596,33 @@ mod tests {
         }
     }
 
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+
+        #[test]
+        fn no_part_of_a_record_and_nothing_longer_passes_for_it(job in job(), more in 1..9_usize) {
+            let mut out = Vec::new();
+            encode(&job, &mut out);
+            let whole = Bytes::from(out.clone());
+            for cut in 0..whole.len() {
+                let error = decode(&whole.slice(..cut), &mut Kinds::default()).unwrap_err();
+                prop_assert_eq!(error.kind(), ErrorKind::Corrupt);
+                // Neither with a length that hides the cut.
+                let mut hidden = out[..cut].to_vec();
+                if let Some(length) = hidden.first_chunk_mut() {
+                    *length = (cut as u32).to_le_bytes();
+                }
+                let read = decode(&Bytes::from(hidden), &mut Kinds::default());
+                prop_assert!(read.is_err(), "cut to {} of {}", cut, whole.len());
+            }
+            out.resize(out.len() + more, 0);
+            prop_assert!(decode(&Bytes::from(out.clone()), &mut Kinds::default()).is_err());
+            let length = (out.len() as u32).to_le_bytes();
+            out[..4].copy_from_slice(&length);
+            prop_assert!(decode(&Bytes::from(out), &mut Kinds::default()).is_err());
+        }
+    }
+
     #[test]
     fn a_payload_is_not_copied_and_a_kind_is_kept_once() {
         let new = NewJob::raw(

@@ -433,6 +433,17 @@ fn ledger(
         }
     }
     let all_known = effects.iter().all(|effect| effect.answer.is_some());
+    // A repeated claim does not list what has ended or is overdue meanwhile: such a lease shows only
+    // when it ends, or is still there.
+    let unseen = |queue: &QueueName| {
+        let expired = effects.iter().filter_map(|effect| match &effect.answer {
+            Some(Answer::Claimed { expired, .. } | Answer::Reaped(expired)) => Some(expired),
+            _ => None,
+        });
+        let expired = expired.flatten().filter(|expiry| expiry.queue == *queue);
+        let ended = expired.map(|expiry| &expiry.token).chain(&last.leases);
+        ended.filter(|token| !leases.contains_key(token)).count() as u64
+    };
     for view in &last.queues {
         let ledger = &view.ledger;
         let counted = [
@@ -443,8 +454,12 @@ fn ledger(
             ledger.expired_deadline + ledger.expired_lifetime,
         ];
         let seen = seen.get(&view.queue).copied().unwrap_or_default();
-        let off = |(seen, counted): (u64, u64)| seen > counted || (all_known && seen != counted);
-        if !ledger.balances() || seen.into_iter().zip(counted).any(off) {
+        let more = [ledger.revoked + unseen(&view.queue), 0, 0, 0, 0];
+        let off = |((seen, counted), more): ((u64, u64), u64)| {
+            seen > counted || (all_known && counted > seen + more)
+        };
+        let mut counts = seen.into_iter().zip(counted).zip(more);
+        if !ledger.balances() || counts.any(off) {
             let detail = format!(
                 "{}: {ledger:?}, seen granted, completed, buried, handed back, expired: {seen:?}",
                 view.queue

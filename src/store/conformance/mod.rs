@@ -152,6 +152,29 @@ pub async fn run(fixture: impl Fixture, case: impl AsyncFnOnce(&Driver)) {
     driver.snapshot().await.assert_in_order();
 }
 
+/// Reads a stored record, and writes it again: for fuzzing what comes out of a damaged store.
+///
+/// # Errors
+/// `Corrupt` if it is no record.
+#[cfg(feature = "sqlite")]
+pub fn reread(record: &[u8]) -> crate::Result<Vec<u8>> {
+    use super::record;
+
+    let bytes = bytes::Bytes::copy_from_slice(record);
+    let job = record::decode(&bytes, &mut record::Kinds::default())?;
+    let mut again = Vec::new();
+    record::encode(&job, &mut again);
+    Ok(again)
+}
+
+/// The record of a job, as a store would write it.
+#[cfg(feature = "sqlite")]
+pub fn record_of(job: &crate::job::JobRecord) -> Vec<u8> {
+    let mut record = Vec::new();
+    super::record::encode(job, &mut record);
+    record
+}
+
 type CaseFn = for<'a> fn(&'a Driver) -> Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 /// One case of the suite, for harnesses that do without the macro.

@@ -1,0 +1,71 @@
+//! What must hold for any bytes. The fuzz targets call these, and so does `tests/property.rs` with
+//! bytes of its own, where no fuzzer is at hand.
+
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use leasehold::{Client, ErrorKind, Receipt};
+
+/// A text is a receipt's own, or refused with the field's name; never both, never a panic.
+pub fn receipt(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    match text.parse::<Receipt>() {
+        Ok(receipt) => {
+            assert_eq!(receipt.to_string(), text, "two texts for one receipt");
+            let proof = text.rsplit('/').next().unwrap_or_default();
+            assert!(!format!("{receipt:?}").contains(proof), "the proof shows");
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            assert!(error.field().is_some());
+        }
+    }
+}
+
+/// A record is read whole, and written again as it was; or it is corrupt.
+pub fn record(data: &[u8]) {
+    match leasehold::store::conformance::reread(data) {
+        Ok(again) => {
+            // What is read is what is written: nothing in the record went unread.
+            let twice = leasehold::store::conformance::reread(&again);
+            assert_eq!(twice.expect("its own record"), again);
+            assert_eq!(again.len(), data.len());
+        }
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupt),
+    }
+}
+
+/// A URL opens memory, or is refused without its words being repeated.
+pub fn url(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    // That one would make files.
+    if text.starts_with("sqlite:") {
+        return;
+    }
+    open(text);
+    open(&format!("memory:?{text}"));
+}
+
+fn open(url: &str) {
+    let opened = pin!(Client::open(url)).poll(&mut Context::from_waker(Waker::noop()));
+    let Poll::Ready(opened) = opened else {
+        panic!("memory waits for nothing");
+    };
+    let Err(error) = opened else {
+        assert!(url.starts_with("memory:"));
+        return;
+    };
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    let told = format!("{error} {error:?}");
+    assert!(told.len() < 1_000, "{} bytes about a URL", told.len());
+    // Whatever stands before an `@` may be a password.
+    if let Some((secrets, _)) = url.rsplit_once('@') {
+        let secret = secrets.rsplit([':', '/', '=', '&', '?']).next();
+        let secret = secret.filter(|secret| secret.len() > 12);
+        assert!(!secret.is_some_and(|secret| told.contains(secret)));
+    }
+}

@@ -1,0 +1,95 @@
+//! The real stores, on the world's clock: memory, and SQLite without its writer's thread.
+
+use std::sync::Arc;
+
+use leasehold::{MemoryStore, Store};
+
+use crate::net::StoreClock;
+
+/// Which store code runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Engine {
+    Memory,
+    #[cfg(feature = "sqlite")]
+    Sqlite,
+}
+
+/// Where a store's state is between two starts of it.
+pub(crate) enum Disk {
+    /// The state is the store: a restart is an outage, a rollback loses everything.
+    Memory(Option<Arc<dyn Store>>),
+    #[cfg(feature = "sqlite")]
+    File(tempfile::TempDir),
+}
+
+impl Disk {
+    pub(crate) fn new(engine: Engine) -> Self {
+        match engine {
+            Engine::Memory => Self::Memory(None),
+            #[cfg(feature = "sqlite")]
+            Engine::Sqlite => {
+                // In memory where the system has it: nothing here is about the disk.
+                let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+                Self::File(dir.expect("a directory"))
+            }
+        }
+    }
+
+    /// Starts the store.
+    pub(crate) fn open(&mut self, clock: &StoreClock) -> Arc<dyn Store> {
+        match self {
+            Self::Memory(kept) => {
+                let new = || Arc::new(MemoryStore::with_clock(clock.clone())) as Arc<dyn Store>;
+                Arc::clone(kept.get_or_insert_with(new))
+            }
+            #[cfg(feature = "sqlite")]
+            Self::File(dir) => {
+                use leasehold::store::{SqliteOptions, SqliteStore};
+
+                let options = SqliteOptions::new()
+                    .clock(clock.clone())
+                    .synchronous_normal()
+                    .inline();
+                let store = SqliteStore::with(dir.path().join("jobs.db"), options);
+                Arc::new(store.expect("the file opens"))
+            }
+        }
+    }
+
+    /// Keeps a copy, for a later rollback.
+    pub(crate) fn keep(&self) {
+        match self {
+            Self::Memory(_) => {}
+            #[cfg(feature = "sqlite")]
+            Self::File(dir) => copy(dir.path(), "jobs.db", "kept.db"),
+        }
+    }
+
+    /// The store has stopped; when it starts again it is as it was when a copy was kept.
+    pub(crate) fn roll_back(&mut self) {
+        match self {
+            Self::Memory(kept) => *kept = None,
+            #[cfg(feature = "sqlite")]
+            Self::File(dir) => copy(dir.path(), "kept.db", "jobs.db"),
+        }
+    }
+}
+
+#[cfg(feature = "sqlite")]
+fn copy(dir: &std::path::Path, from: &str, to: &str) {
+    for part in ["", "-wal"] {
+        let (from, to) = (
+            dir.join(format!("{from}{part}")),
+            dir.join(format!("{to}{part}")),
+        );
+        if from.exists() {
+            std::fs::copy(from, to).expect("a copy");
+        } else if to.exists() {
+            std::fs::remove_file(to).expect("it is there");
+        }
+    }
+    let shared = dir.join(format!("{to}-shm"));
+    if shared.exists() {
+        std::fs::remove_file(shared).expect("it is there");
+    }
+}

@@ -1,0 +1,223 @@
+//! The real worker runtime and the real stores on virtual time, with seeded troubles.
+//!
+//! A seed is a workload, a kind of trouble and dice. Everything runs on one thread: each process has
+//! a runtime of its own with a paused clock, which a freeze leaves standing and a crash drops where
+//! it is; calls go through a network that loses, delays, repeats and reorders them. Each seed runs
+//! twice and must leave the same history. A failure prints the command that replays it.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unchecked_time_subtraction,
+    reason = "the clocks here are virtual"
+)]
+
+mod broken;
+mod engine;
+mod link;
+mod net;
+mod oversee;
+mod plan;
+mod program;
+mod resource;
+mod trace;
+mod world;
+
+use std::fmt;
+use std::panic::{catch_unwind, resume_unwind};
+use std::str::FromStr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use broken::Variant;
+use engine::Engine;
+use plan::{PAIRS, Plan};
+use trace::Seen;
+use world::{Goal, Outcome, run};
+
+/// The name of one run: what to replay.
+#[derive(Clone, Copy)]
+struct Case {
+    goal: Goal,
+    engine: Engine,
+    seed: u64,
+}
+
+impl Case {
+    fn run(self, variant: Variant) -> Outcome {
+        run(&Plan::of(self.seed), self.goal, self.engine, variant)
+    }
+
+    /// Runs it twice, and panics with all that is wrong.
+    fn assert_right(self) -> Seen {
+        let once = self.run(Variant::Sound);
+        let again = self.run(Variant::Sound);
+        let mut wrong = once.violations;
+        if once.fingerprint != again.fingerprint {
+            wrong.push(first_difference(&once.events, &again.events));
+        }
+        assert!(
+            wrong.is_empty(),
+            "{}\n{}\nreplay: LEASEHOLD_SEED={self} cargo test --test simulation -- --nocapture replay",
+            Plan::of(self.seed),
+            wrong.join("\n")
+        );
+        once.seen
+    }
+}
+
+fn first_difference<T: PartialEq + fmt::Debug>(a: &[T], b: &[T]) -> String {
+    let text = |events: &[T]| events.iter().map(|e| format!("{e:?}")).collect::<Vec<_>>();
+    let (a, b) = (text(a), text(b));
+    format!(
+        "two runs of one seed differ: {} and {} events",
+        a.len(),
+        b.len()
+    )
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let goal = format!("{:?}", self.goal).to_lowercase();
+        let engine = format!("{:?}", self.engine).to_lowercase();
+        write!(f, "{goal}:{engine}:{}", self.seed)
+    }
+}
+
+impl FromStr for Case {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("LEASEHOLD_SEED={text}: want goal:engine:seed");
+        let mut parts = text.split(':');
+        let goal = match parts.next() {
+            Some("safety") => Goal::Safety,
+            Some("liveness") => Goal::Liveness,
+            _ => return Err(wrong()),
+        };
+        let engine = match parts.next() {
+            Some("memory") => Engine::Memory,
+            #[cfg(feature = "sqlite")]
+            Some("sqlite") => Engine::Sqlite,
+            _ => return Err(wrong()),
+        };
+        let seed = parts.next().and_then(|seed| seed.parse().ok());
+        Ok(Self {
+            goal,
+            engine,
+            seed: seed.ok_or_else(wrong)?,
+        })
+    }
+}
+
+/// How many seeds: a few in the daily run, many in the campaign, or as many as `LEASEHOLD_SEEDS`.
+fn seeds(daily: u64, campaign: u64) -> u64 {
+    let asked = std::env::var("LEASEHOLD_SEEDS").ok();
+    let asked = asked.map(|text| text.parse().expect("LEASEHOLD_SEEDS is a number"));
+    let usual = match std::env::var_os("LEASEHOLD_CAMPAIGN") {
+        Some(_) => campaign,
+        None => daily,
+    };
+    asked.unwrap_or(usual)
+}
+
+/// Runs the seeds on all cores, and returns what was seen.
+fn sweep(goal: Goal, engine: Engine, seeds: u64) -> Seen {
+    let (next, seen) = (AtomicU64::new(1), Mutex::new(Seen::default()));
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed > seeds {
+                return;
+            }
+            let case = Case { goal, engine, seed };
+            let right = catch_unwind(|| case.assert_right()).unwrap_or_else(|panic| {
+                // The others stop at their next seed.
+                next.store(seeds + 1, Ordering::Relaxed);
+                resume_unwind(panic)
+            });
+            seen.lock().expect("nobody panics with it").add(right);
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        for thread in running {
+            thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+        }
+    });
+    let seen = seen.into_inner().expect("nobody panics with it");
+    println!("{goal:?} on {engine:?}: {seen:?}");
+    seen
+}
+
+#[test]
+fn nothing_forbidden_happens() {
+    let seen = sweep(Goal::Safety, Engine::Memory, seeds(2_000, 100_000));
+    assert_eq!(seen.missing(), Vec::<&str>::new(), "the tables do not bite");
+}
+
+#[test]
+fn after_the_troubles_the_backlog_drains() {
+    sweep(Goal::Liveness, Engine::Memory, seeds(2 * PAIRS, 20_000));
+}
+
+#[cfg(feature = "sqlite")]
+#[test]
+fn nothing_forbidden_happens_on_sqlite() {
+    sweep(Goal::Safety, Engine::Sqlite, seeds(PAIRS, 5_000));
+}
+
+#[cfg(feature = "sqlite")]
+#[test]
+fn after_the_troubles_the_backlog_drains_on_sqlite() {
+    sweep(Goal::Liveness, Engine::Sqlite, seeds(PAIRS / 2, 2_000));
+}
+
+/// Each protection that is off is caught by the rule that it stands for.
+#[test]
+fn broken_variants_are_caught_within_a_thousand_seeds() {
+    for variant in Variant::UNSAFE {
+        let rules = variant.caught_by();
+        let caught = (1..=1_000).find(|seed| {
+            let case = Case {
+                goal: Goal::Safety,
+                engine: Engine::Memory,
+                seed: *seed,
+            };
+            let found = case.run(variant).violations;
+            let by_rule = |text: &String| rules.iter().any(|rule| text.starts_with(rule));
+            found.iter().any(by_rule)
+        });
+        let seed = caught.unwrap_or_else(|| panic!("{variant:?} was not caught by {rules:?}"));
+        println!("{variant:?}: caught by seed {seed}");
+    }
+}
+
+#[test]
+fn a_backlog_that_never_drains_is_caught() {
+    let case = Case {
+        goal: Goal::Liveness,
+        engine: Engine::Memory,
+        seed: 1,
+    };
+    let found = case.run(Variant::NothingGranted).violations;
+    assert!(
+        found.iter().any(|text| text.starts_with("I13 BacklogLeft")),
+        "{found:?}"
+    );
+}
+
+/// Runs the seed in `LEASEHOLD_SEED` with its whole history printed; without one, the first.
+#[test]
+fn replay() {
+    let named = std::env::var("LEASEHOLD_SEED").ok();
+    let case = named.as_deref().unwrap_or("safety:memory:1");
+    let case: Case = case.parse().unwrap_or_else(|why| panic!("{why}"));
+    if named.is_some() {
+        println!("{}", Plan::of(case.seed));
+        for event in case.run(Variant::Sound).events {
+            println!("{event:?}");
+        }
+    }
+    case.assert_right();
+}

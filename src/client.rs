@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tracing::Instrument as _;
+
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::inspect::{
     self, AuditView, JobView, LeaseFilter, LeaseView, Ledger, Page, Paged, QueueView,
@@ -137,7 +139,8 @@ impl Client {
                     reason: reason.clone(),
                     command: command.clone(),
                 };
-                async move { store.control(request).await }
+                let span = tracing::debug_span!("store.control", command = command.as_str());
+                async move { store.control(request).await }.instrument(span)
             })
             .await;
         let unknown = || {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use tracing::Instrument as _;
 
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
@@ -306,9 +307,14 @@ pub struct AuditView {
     pub tokens: Vec<FencingToken>,
 }
 
+async fn ask(store: &dyn Store, query: Query) -> Result<View> {
+    let span = tracing::debug_span!("store.inspect");
+    store.inspect(query).instrument(span).await
+}
+
 /// All queues.
 pub async fn queues(store: &dyn Store) -> Result<Vec<QueueView>> {
-    match store.inspect(Query::Queues).await? {
+    match ask(store, Query::Queues).await? {
         View::Queues(queues) => Ok(queues),
         other => Err(mismatch(&other)),
     }
@@ -336,7 +342,7 @@ pub async fn leases(
     filter: LeaseFilter,
     page: Page,
 ) -> Result<Paged<LeaseView>> {
-    match store.inspect(Query::Leases { filter, page }).await? {
+    match ask(store, Query::Leases { filter, page }).await? {
         View::Leases(leases) => Ok(leases),
         other => Err(mismatch(&other)),
     }
@@ -349,7 +355,7 @@ pub async fn jobs(
     state: JobState,
     page: Page,
 ) -> Result<Paged<JobView>> {
-    match store.inspect(Query::Jobs { queue, state, page }).await? {
+    match ask(store, Query::Jobs { queue, state, page }).await? {
         View::Jobs(jobs) => Ok(jobs),
         other => Err(mismatch(&other)),
     }
@@ -357,7 +363,7 @@ pub async fn jobs(
 
 /// One job.
 pub async fn job(store: &dyn Store, id: JobId) -> Result<Option<Box<JobView>>> {
-    match store.inspect(Query::Job(id)).await? {
+    match ask(store, Query::Job(id)).await? {
         View::Job(job) => Ok(job),
         other => Err(mismatch(&other)),
     }
@@ -365,7 +371,7 @@ pub async fn job(store: &dyn Store, id: JobId) -> Result<Option<Box<JobView>>> {
 
 /// A page of the audit trail.
 pub async fn audit(store: &dyn Store, page: Page) -> Result<Paged<AuditView>> {
-    match store.inspect(Query::Audit { page }).await? {
+    match ask(store, Query::Audit { page }).await? {
         View::Audit(audit) => Ok(audit),
         other => Err(mismatch(&other)),
     }

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
+use tracing::Instrument as _;
 
 use crate::client::Client;
 use crate::clock::monotonic;
@@ -310,15 +311,13 @@ impl WorkerBuilder {
             session,
             true,
             |store, request, checkpoints| {
-                Box::pin(async move {
-                    let checkpoints = checkpoints.to_vec();
-                    store
-                        .checkpoint(CheckpointRequest {
-                            request,
-                            checkpoints,
-                        })
-                        .await
-                })
+                let checkpoints = checkpoints.to_vec();
+                let span = tracing::debug_span!("store.checkpoint", leases = checkpoints.len());
+                let request = CheckpointRequest {
+                    request,
+                    checkpoints,
+                };
+                Box::pin(async move { store.checkpoint(request).await }.instrument(span))
             },
         );
         Ok(Pool::new(

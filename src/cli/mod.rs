@@ -1,28 +1,32 @@
 //! The `leasehold` command: the demo, the measurements, and the verbs for people.
 //!
-//! Data goes to stdout, everything else to stderr. Trouble is one line. Exit codes: 0 done, 1 failed
-//! or an invariant broke, 2 wrong usage, 3 not found or unhealthy.
+//! Everything goes through `inspect` and `control`, so it works on every store. Data goes to stdout,
+//! everything else to stderr. Trouble is one line; `exit` has the codes.
 //!
 //! | file | command |
 //! |---|---|
 //! | `demo`, `demo_stage`, `demo_view`, `demo_worker` | `leasehold demo` |
 //! | `bench`, `bench_run`, `bench_raw` | `leasehold bench` |
-//! | `enqueue` | `leasehold enqueue` |
-//! | `stats` | `leasehold stats` |
-//! | `out`, `scratch` | how things are printed; a directory for what must not stay |
+//! | `enqueue`, `stats`, `queues`, `leases`, `dead`, `workers`, `audit` | the command of that name |
+//! | `jobs`, `job_view` | `leasehold jobs` |
+//! | `top`, `top_view` | `leasehold top` |
+//! | `shell` | `leasehold completions`, `leasehold man` |
+//! | `list`, `act`, `out` | how lists are read and printed, how things are done on record, how all is printed |
+//! | `exit`, `scratch` | how a command ends; a directory for what must not stay |
 
-use std::io;
 use std::process::ExitCode;
 
-use clap::error::ErrorKind as Clap;
 use clap::{Parser, Subcommand, ValueEnum};
 
+use self::exit::{Done, Trouble};
 use crate::client::Client;
-use crate::error::{Error, ErrorKind};
 
+mod act;
+mod audit;
 mod bench;
 mod bench_raw;
 mod bench_run;
+mod dead;
 #[cfg(unix)]
 mod demo;
 #[cfg(unix)]
@@ -32,24 +36,25 @@ mod demo_view;
 #[cfg(unix)]
 mod demo_worker;
 mod enqueue;
+mod exit;
+mod job_view;
+mod jobs;
+mod leases;
+mod list;
 mod out;
+mod queues;
 mod scratch;
+mod shell;
 mod stats;
-
-const EXIT_CODES: &str = "\
-Exit codes:
-  0  done
-  1  failed, or an invariant broke
-  2  wrong usage
-  3  not found, or the store is unhealthy
-
-Data goes to stdout; progress and trouble go to stderr. NO_COLOR is honoured.";
+mod top;
+mod top_view;
+mod workers;
 
 /// Background work under leases.
 #[derive(Debug, Parser)]
-#[command(name = "leasehold", version, after_help = EXIT_CODES, disable_help_subcommand = true)]
+#[command(name = "leasehold", version, after_help = exit::CODES, disable_help_subcommand = true)]
 struct Cli {
-    /// The store: `sqlite://PATH`, `sqlite:///ABSOLUTE/PATH` or `memory:`, with `?namespace=NAME`
+    /// The store, if LEASEHOLD_URL does not name it: `sqlite://PATH`, `sqlite:///ABSOLUTE/PATH` or `memory:`, with `?namespace=NAME`
     #[arg(
         long,
         global = true,
@@ -71,8 +76,10 @@ struct Cli {
 enum Output {
     /// For people
     Table,
-    /// For programs
+    /// One JSON document
     Json,
+    /// A JSON object on a line of its own for each row
+    Ndjson,
 }
 
 #[derive(Debug, Subcommand)]
@@ -86,50 +93,33 @@ enum Command {
     Enqueue(enqueue::Args),
     /// Show the queues: jobs by state, the ledger, the oldest ready job
     Stats(stats::Args),
+    /// List, pause, resume and purge queues
+    #[command(subcommand)]
+    Queues(queues::Args),
+    /// List live leases, and revoke them
+    #[command(subcommand)]
+    Leases(leases::Args),
+    /// List, show, cancel and retry jobs
+    #[command(subcommand)]
+    Jobs(jobs::Args),
+    /// List, retry and purge dead jobs
+    #[command(subcommand)]
+    Dead(dead::Args),
+    /// List the workers that hold leases
+    #[command(subcommand)]
+    Workers(workers::Args),
+    /// List the commands on record: who, when, what and why
+    Audit(audit::Args),
+    /// Watch leases, queues and the ratio in the terminal
+    Top(top::Args),
+    /// Print a script that completes the command's words
+    Completions(shell::Completions),
+    /// Print the manual page
+    Man(shell::Man),
     #[cfg(unix)]
     #[command(hide = true)]
     DemoWorker(demo_worker::Args),
 }
-
-/// Why a command did not do what it was asked.
-#[derive(Debug)]
-enum Trouble {
-    /// Exit code 1.
-    Failed(String),
-    /// Exit code 2.
-    Usage(String),
-    /// Exit code 3.
-    NotFound(String),
-    /// Whoever read the output is gone: there is nobody to tell.
-    NobodyReads,
-}
-
-impl From<Error> for Trouble {
-    fn from(error: Error) -> Self {
-        let text = error.to_string();
-        match error.kind() {
-            ErrorKind::InvalidInput => Self::Usage(text),
-            ErrorKind::Unavailable
-            | ErrorKind::Contended
-            | ErrorKind::Full
-            | ErrorKind::Corrupt
-            | ErrorKind::ReadOnly
-            | ErrorKind::TooNew => Self::NotFound(text),
-            _ => Self::Failed(text),
-        }
-    }
-}
-
-impl From<io::Error> for Trouble {
-    fn from(error: io::Error) -> Self {
-        if error.kind() == io::ErrorKind::BrokenPipe {
-            return Self::NobodyReads;
-        }
-        Self::Failed(error.to_string())
-    }
-}
-
-type Done = Result<(), Trouble>;
 
 impl Cli {
     /// The URL of the store that the command is about.
@@ -138,20 +128,22 @@ impl Cli {
             Trouble::Usage("no store: give --url URL, or set LEASEHOLD_URL".to_owned())
         })
     }
+
+    /// Opens a store that must be there: looking at one must not create it.
+    async fn open_existing(&self) -> Result<Client, Trouble> {
+        let url = self.url()?;
+        must_exist(url)?;
+        open(url).await
+    }
 }
 
 /// Runs the command that the program's arguments name.
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return refuse(&error),
+        Err(error) => return exit::refuse(&error),
     };
-    match start(&cli) {
-        Ok(()) | Err(Trouble::NobodyReads) => ExitCode::SUCCESS,
-        Err(Trouble::Failed(text)) => complain(&text, 1),
-        Err(Trouble::Usage(text)) => complain(&text, 2),
-        Err(Trouble::NotFound(text)) => complain(&text, 3),
-    }
+    exit::code(start(&cli))
 }
 
 fn start(cli: &Cli) -> Done {
@@ -162,7 +154,7 @@ fn start(cli: &Cli) -> Done {
         _ => tokio::runtime::Builder::new_multi_thread(),
     };
     let runtime = builder.enable_all().build()?;
-    let json = cli.output == Output::Json;
+    let json = cli.output != Output::Table;
     let done = runtime.block_on(async {
         match &cli.command {
             #[cfg(unix)]
@@ -171,7 +163,16 @@ fn start(cli: &Cli) -> Done {
             Command::DemoWorker(args) => demo_worker::run(args, cli.url()?).await,
             Command::Bench(args) => bench::run(args, cli, json).await,
             Command::Enqueue(args) => enqueue::run(args, cli.url()?, json).await,
-            Command::Stats(args) => stats::run(args, cli.url()?, json).await,
+            Command::Stats(args) => stats::run(args, cli).await,
+            Command::Queues(args) => queues::run(args, cli).await,
+            Command::Leases(args) => leases::run(args, cli).await,
+            Command::Jobs(args) => jobs::run(args, cli).await,
+            Command::Dead(args) => dead::run(args, cli).await,
+            Command::Workers(args) => workers::run(args, cli).await,
+            Command::Audit(args) => audit::run(args, cli).await,
+            Command::Top(args) => top::run(args, cli).await,
+            Command::Completions(args) => shell::completions(args),
+            Command::Man(args) => shell::man(args),
         }
     });
     // Nothing that is still under way may keep the command from ending.
@@ -188,22 +189,15 @@ async fn open(url: &str) -> Result<Client, Trouble> {
     Ok(client)
 }
 
-fn complain(text: &str, code: u8) -> ExitCode {
-    out::note(&out::one_line(text));
-    ExitCode::from(code)
-}
-
-/// Help and version as they are; wrong usage in one line.
-fn refuse(error: &clap::Error) -> ExitCode {
-    if matches!(
-        error.kind(),
-        Clap::DisplayHelp | Clap::DisplayVersion | Clap::DisplayHelpOnMissingArgumentOrSubcommand
-    ) {
-        let _ = error.print();
-        return ExitCode::from(u8::from(error.use_stderr()) * 2);
+/// A SQLite store is a file, and opening it would make one.
+fn must_exist(url: &str) -> Done {
+    let address = url.split('?').next().unwrap_or_default();
+    let Some(path) = address.strip_prefix("sqlite:") else {
+        return Ok(());
+    };
+    let path = path.strip_prefix("//").unwrap_or(path);
+    if path.is_empty() || std::path::Path::new(path).exists() {
+        return Ok(());
     }
-    let text = error.to_string();
-    let text = text.split("\n\n").next().unwrap_or_default();
-    let text = text.strip_prefix("error: ").unwrap_or(text);
-    complain(&format!("{text}; try --help"), 2)
+    Err(Trouble::NotFound(format!("no store at {path}")))
 }

@@ -3,6 +3,8 @@
 use std::io::{self, Write as _};
 use std::time::Duration;
 
+use crate::clock::Timestamp;
+
 /// Prints data.
 ///
 /// # Errors
@@ -28,6 +30,73 @@ pub(super) fn one_line(text: &str) -> String {
         .collect();
     let words: Vec<&str> = words.into_iter().filter(|word| !word.is_empty()).collect();
     words.join(" ")
+}
+
+/// The text without what may be a secret: whatever stands before the host of a URL, and the values
+/// of settings that sound like one.
+pub(super) fn without_secrets(text: &str) -> String {
+    let words = text.split(' ').map(|word| {
+        let mut word = word.to_owned();
+        if let Some(start) = word.find("://").map(|at| at + 3)
+            && let Some(host) = word[start..].rfind('@')
+        {
+            word.replace_range(start..start + host, "***");
+        }
+        for name in ["password=", "pass=", "secret=", "token="] {
+            if let Some(start) = word.find(name).map(|at| at + name.len()) {
+                let end = word[start..].find(['&', '\'', '"']);
+                let end = end.map_or(word.len(), |end| start + end);
+                word.replace_range(start..end, "***");
+            }
+        }
+        word
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// The text in at most so many characters.
+pub(super) fn clip(text: &str, most: usize) -> String {
+    let mut chars = text.chars();
+    let mut clipped: String = chars.by_ref().take(most).collect();
+    if chars.next().is_some() {
+        clipped.push('…');
+    }
+    clipped
+}
+
+/// A moment for people, in UTC: `2026-11-16 06:16:06`.
+pub(super) fn time(at: Timestamp) -> String {
+    precise(at)[..19].replace('T', " ")
+}
+
+/// A moment for programs: RFC 3339, in UTC, to the microsecond.
+pub(super) fn precise(at: Timestamp) -> String {
+    let (seconds, micros) = (at.as_micros() / 1_000_000, at.as_micros() % 1_000_000);
+    let (mut days, second) = (seconds / 86_400, seconds % 86_400);
+    let leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
+    let mut year = 1970;
+    loop {
+        let length = 365 + u64::from(leap(year));
+        if days < length || year == 9999 {
+            break;
+        }
+        days -= length;
+        year += 1;
+    }
+    let february = 28 + u64::from(leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let day = days.min(30) + 1;
+    format!("{year}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
 }
 
 /// Colours, if anybody wants them.
@@ -161,6 +230,38 @@ mod tests {
         assert_eq!(grouped(0.4), "0");
         assert_eq!(grouped(999.0), "999");
         assert_eq!(grouped(1_234_567.0), "1,234,567");
+    }
+
+    #[test]
+    fn moments_are_read_by_people_and_programs() {
+        let at = |seconds: u64| precise(Timestamp::from_micros(seconds * 1_000_000));
+        assert_eq!(at(0), "1970-01-01T00:00:00.000000Z");
+        assert_eq!(at(951_782_399), "2000-02-28T23:59:59.000000Z");
+        assert_eq!(at(951_782_400), "2000-02-29T00:00:00.000000Z");
+        assert_eq!(at(1_798_761_599), "2026-12-31T23:59:59.000000Z");
+        assert_eq!(at(4_107_542_400), "2100-03-01T00:00:00.000000Z");
+        assert_eq!(
+            time(Timestamp::from_micros(1_500_000)),
+            "1970-01-01 00:00:01"
+        );
+        assert!(precise(Timestamp::from_micros(u64::MAX)).starts_with("9999-12-31T"));
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        for (text, shown) in [
+            (
+                "at redis://u:p@ss@host:1/2: refused",
+                "at redis://***@host:1/2: refused",
+            ),
+            (
+                "'postgres://u@h?password=x&a=b'",
+                "'postgres://***@h?password=***&a=b'",
+            ),
+            ("sqlite://jobs.db is busy", "sqlite://jobs.db is busy"),
+        ] {
+            assert_eq!(without_secrets(text), shown);
+        }
     }
 
     #[test]

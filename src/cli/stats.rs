@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Done, Trouble, out};
+use super::{Cli, Done, Output, out};
 use crate::client::Client;
 use crate::inspect::{Ledger, QueueView};
 
@@ -15,12 +15,20 @@ use crate::inspect::{Ledger, QueueView};
 /// or work longer than the term without renewing.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Show again every so many seconds, until interrupted; with --output json one line each
-    #[arg(long, value_name = "SECONDS", value_parser = interval)]
+    /// Show again every so many seconds (1 if none are given), until interrupted; with --output json
+    /// one document a line
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        default_missing_value = "1",
+        value_parser = interval
+    )]
     watch: Option<Duration>,
 }
 
-fn interval(text: &str) -> Result<Duration, String> {
+/// A number of seconds that the store can bear.
+pub(super) fn interval(text: &str) -> Result<Duration, String> {
     let every = out::duration(text)?;
     if every < Duration::from_millis(100) {
         return Err("at least 0.1 seconds".to_owned());
@@ -28,15 +36,14 @@ fn interval(text: &str) -> Result<Duration, String> {
     Ok(every)
 }
 
-pub(super) async fn run(args: &Args, url: &str, json: bool) -> Done {
-    must_exist(url)?;
-    let client = super::open(url).await?;
+pub(super) async fn run(args: &Args, cli: &Cli) -> Done {
+    let client = cli.open_existing().await?;
     let Some(every) = args.watch else {
-        return show(&client, json, false).await;
+        return show(&client, cli.output, false).await;
     };
-    let clear = !json && std::io::stdout().is_terminal();
+    let clear = std::io::stdout().is_terminal();
     loop {
-        show(&client, json, clear).await?;
+        show(&client, cli.output, clear).await?;
         tokio::select! {
             () = tokio::time::sleep(every) => {}
             _ = tokio::signal::ctrl_c() => return Ok(()),
@@ -44,32 +51,29 @@ pub(super) async fn run(args: &Args, url: &str, json: bool) -> Done {
     }
 }
 
-/// Opening a SQLite store creates it; looking at one must not.
-fn must_exist(url: &str) -> Done {
-    let address = url.split('?').next().unwrap_or_default();
-    let Some(path) = address.strip_prefix("sqlite:") else {
-        return Ok(());
-    };
-    let path = path.strip_prefix("//").unwrap_or(path);
-    if path.is_empty() || std::path::Path::new(path).exists() {
-        return Ok(());
-    }
-    Err(Trouble::NotFound(format!("no store at {path}")))
-}
-
-async fn show(client: &Client, json: bool, clear: bool) -> Done {
+async fn show(client: &Client, output: Output, clear: bool) -> Done {
     let queues = client.queues().await?;
-    if json {
-        let queues: Vec<Value> = queues.iter().map(object).collect();
-        out::data(&json!({ "queues": queues }).to_string())?;
-        return Ok(());
+    let objects = || queues.iter().map(object);
+    match output {
+        Output::Table => {
+            let clear = if clear { "\x1b[2J\x1b[H" } else { "" };
+            out::data(&format!("{clear}{}", tables(&queues)))?;
+        }
+        Output::Json => {
+            let queues: Vec<Value> = objects().collect();
+            out::data(&json!({ "queues": queues }).to_string())?;
+        }
+        Output::Ndjson => {
+            for object in objects() {
+                out::data(&object.to_string())?;
+            }
+        }
     }
-    let clear = if clear { "\x1b[2J\x1b[H" } else { "" };
-    out::data(&format!("{clear}{}", tables(&queues)))?;
     Ok(())
 }
 
-fn object(view: &QueueView) -> Value {
+/// A queue, for programs.
+pub(super) fn object(view: &QueueView) -> Value {
     json!({
         "queue": view.queue,
         "paused": view.paused,
@@ -160,7 +164,7 @@ fn tables(queues: &[QueueView]) -> String {
 }
 
 /// How many leases were released for each that expired.
-fn ratio(ledger: &Ledger) -> String {
+pub(super) fn ratio(ledger: &Ledger) -> String {
     match (ledger.released(), ledger.expired()) {
         (0, 0) => "-".to_owned(),
         (released, 0) => format!("{released} : 0"),

@@ -14,6 +14,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use tracing::Instrument as _;
+
 use super::fence::Stop;
 use super::lane::{Answer, Lane};
 use super::pool::{Pool, PoolQueue};
@@ -242,7 +244,8 @@ impl Claimer {
                     admit_suspect,
                     settle,
                 };
-                async move { store.claim(request).await }
+                let span = tracing::debug_span!("store.claim", max);
+                async move { store.claim(request).await }.instrument(span)
             });
         let answer = tokio::select! {
             biased;

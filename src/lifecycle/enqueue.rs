@@ -4,11 +4,13 @@
 
 use std::sync::Arc;
 
+use tracing::{Instrument as _, debug_span, info_span};
+
 use super::lane::Session;
 use super::merge::Merger;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::job::{JobId, NewJob, at_most, limits};
-use crate::observe::{Event, Observers, metrics};
+use crate::observe::{Event, Observers, metrics, trace};
 use crate::store::{EnqueueRequest, Enqueued};
 
 /// Enqueues for one process.
@@ -33,7 +35,8 @@ impl Enqueuer {
                         request,
                         jobs: jobs.to_vec(),
                     };
-                    let enqueued = store.enqueue(request).await?;
+                    let span = debug_span!("store.enqueue", jobs = jobs.len());
+                    let enqueued = store.enqueue(request).instrument(span).await?;
                     count(&jobs, &enqueued);
                     observers.emit(|| Event::Enqueued {
                         jobs: &jobs,
@@ -47,7 +50,9 @@ impl Enqueuer {
     }
 
     /// Stores the jobs of one caller, together.
-    pub(crate) async fn enqueue(&self, jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
+    pub(crate) async fn enqueue(&self, mut jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
+        let span = info_span!("enqueue", otel.kind = "producer", jobs = jobs.len());
+        span.in_scope(|| trace::inject(&mut jobs));
         let mut weight = 0;
         for job in &jobs {
             job.validate().map_err(|e| e.during(Verb::Enqueue))?;
@@ -63,7 +68,7 @@ impl Enqueuer {
             .into_iter()
             .map(|job| (JobId::generate(), job))
             .collect();
-        self.merger.submit(jobs, weight).await
+        self.merger.submit(jobs, weight).instrument(span).await
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {

@@ -7,6 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tracing::Instrument as _;
+
 use super::lane::{Answer, Lane};
 use super::pool::Pool;
 use crate::job::limits;
@@ -32,6 +34,7 @@ async fn reap(pool: &Pool, lane: &mut Lane) -> usize {
                 request,
                 max: limits::STEP_JOBS,
             })
+            .instrument(tracing::debug_span!("store.reap"))
             .await
     });
     let Answer::Known(expired) = call.await else {

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tracing::Instrument as _;
+
 use super::lane::Answer;
 use super::pool::Pool;
 use crate::observe::Event;
@@ -28,6 +30,7 @@ pub(crate) async fn pruner(pool: Arc<Pool>) {
                         overdue,
                         max: ROWS,
                     })
+                    .instrument(tracing::debug_span!("store.prune"))
                     .await
             });
             let Answer::Known(jobs) = call.await else {

@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use tracing::Instrument as _;
+
 use super::fence::{Held, Stop};
 use super::lane::spread;
 use super::pool::Pool;
@@ -173,7 +175,8 @@ async fn renew(
         }
     }
     let sent = monotonic();
-    let answer = within(limit, store.renew(beats)).await;
+    let span = tracing::debug_span!("store.renew", grants = beats.len());
+    let answer = within(limit, store.renew(beats)).instrument(span).await;
     let took = sent.elapsed();
     match answer {
         Ok(renewals) => {

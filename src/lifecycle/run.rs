@@ -25,7 +25,7 @@ use super::settle::{self, Times};
 use crate::clock::monotonic;
 use crate::context::Context;
 use crate::handler::{Failure, Running};
-use crate::observe::Event;
+use crate::observe::{Event, trace};
 
 /// Handlers that end at once could keep a slot from ever giving way to the other tasks of its
 /// thread.
@@ -96,10 +96,18 @@ async fn work(
     pool.observers.emit(|| Event::Started { queue, job, token });
 
     let ctx = Context::new(Arc::clone(&held), index);
-    let ran = match caught(|| kind.handler.start(ctx)) {
+    let span = tracing::info_span!(
+        "run", otel.kind = "consumer", %queue, kind = %job.kind, job = %job.id, %token,
+        attempt = job.attempt()
+    );
+    trace::link(&span, &job.headers);
+    let ran = match caught(|| span.in_scope(|| kind.handler.start(ctx))) {
         Err(panic) => Ran::Panicked(panic),
         Ok(Err(failure)) => Ran::Returned(Err(failure)),
-        Ok(Ok(running)) => attend(pool, &held, index, running, started, slot).await,
+        Ok(Ok(running)) => {
+            let running = Caught(running).instrument(span);
+            attend(pool, &held, index, running, started, slot).await
+        }
     };
 
     let waited = held.granted_at().since(job.run_at) + (started - held.claimed);
@@ -117,16 +125,11 @@ async fn attend(
     pool: &Pool,
     held: &Held,
     index: usize,
-    running: Running<'_>,
+    running: impl Future<Output = Ran>,
     started: Instant,
     slot: usize,
 ) -> Ran {
     let lease = &held.leases[index];
-    let span = tracing::debug_span!(
-        "run", queue = %held.grant.queue, kind = %lease.job.kind, job = %lease.job.id,
-        token = %lease.token, attempt = lease.job.attempt()
-    );
-    let running = Caught(running).instrument(span);
     // The span's wrapper is not `Unpin`; the handler stays where it is from here on.
     let mut running = std::pin::pin!(running);
     let first = std::future::poll_fn(|cx| Poll::Ready(running.as_mut().poll(cx))).await;

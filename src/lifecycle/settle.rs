@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use super::fence::{Held, Stop};
 use super::lane::{Answer, Lane};
@@ -238,7 +239,8 @@ impl Ride {
                     request,
                     settlements: settlements(batch),
                 };
-                async move { store.settle(request).await }
+                let span = tracing::debug_span!("store.settle", leases = batch.len());
+                async move { store.settle(request).await }.instrument(span)
             });
             match call.await {
                 Answer::Known(verdicts) => {

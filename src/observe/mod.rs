@@ -10,6 +10,7 @@ use std::sync::Arc;
 mod event;
 mod log;
 pub mod metrics;
+pub(crate) mod trace;
 
 pub use event::Event;
 

@@ -1,0 +1,18 @@
+//! The `leasehold` command at work on a store that others use: what each command shows and does, the
+//! shape of what it prints, and how it ends.
+
+#![cfg(unix)]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the limits here are of real time"
+)]
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod act;
+mod guide;
+mod look;
+mod schema;
+mod shell;
+mod terminal;
+mod trouble;
+mod world;

@@ -1,0 +1,144 @@
+//! Trouble is one clear line and the documented exit code, whatever the command.
+
+use crate::world::{job, leasehold, refused, sqlite, stores};
+
+const NOBODY: &str = "01977a3e-11aa-7bcd-8f00-0123456789ab";
+
+/// Every command that needs a store that is there, with arguments that are right.
+const COMMANDS: &[&[&str]] = &[
+    &["stats"],
+    &["queues", "ls"],
+    &["queues", "pause", "day"],
+    &["queues", "resume", "day"],
+    &["queues", "purge", "day", "--yes"],
+    &["leases", "ls"],
+    &["leases", "revoke", NOBODY, "--reason", "x", "--yes"],
+    &["jobs", "ls"],
+    &["jobs", "show", NOBODY],
+    &["jobs", "cancel", NOBODY, "--yes"],
+    &["jobs", "retry", NOBODY],
+    &["dead", "ls"],
+    &["dead", "retry", "--all"],
+    &["dead", "purge", "--all", "--yes"],
+    &["workers", "ls"],
+    &["audit"],
+    &["top"],
+];
+
+#[test]
+fn a_wrong_or_missing_store_is_one_line() {
+    let place = sqlite();
+    let path = place.url.strip_prefix("sqlite://").unwrap().to_owned();
+    for args in COMMANDS {
+        refused(leasehold(args), 2, "LEASEHOLD_URL");
+        place.refused(args, 3, "no store at");
+        let mut wrong = leasehold(args);
+        wrong.args(["--url", "kafka://ann:hunter2@host:1/0"]);
+        let output = wrong.output().unwrap();
+        let text = crate::world::stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(
+            text.contains("kafka") && !text.contains("hunter2"),
+            "{text}"
+        );
+    }
+    assert!(
+        !std::path::Path::new(&path).exists(),
+        "looking must not make a store"
+    );
+
+    std::fs::write(&path, "not a database ".repeat(512)).unwrap();
+    for args in COMMANDS {
+        place.refused(args, 3, "sqlite");
+    }
+}
+
+#[test]
+fn a_password_is_not_printed_where_it_does_not_belong() {
+    for args in [
+        &["redis://ann:hunter2@host:1/0"][..],
+        &["stats", "redis://ann:hunter2@host:1/0"],
+        &["stats", "--output", "redis://ann:hunter2@host:1/0"],
+        &["jobs", "show", "redis://ann:hunter2@host:1/0"],
+    ] {
+        let output = leasehold(args).output().unwrap();
+        let text = crate::world::stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(!text.contains("hunter2"), "{text}");
+    }
+    let help = leasehold(&["stats", "--help"])
+        .env("LEASEHOLD_URL", "redis://ann:hunter2@host:1/0")
+        .output()
+        .unwrap();
+    assert!(!String::from_utf8_lossy(&help.stdout).contains("hunter2"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_there_is_not_found() {
+    for place in stores() {
+        let world = place.world().await;
+        let id = world.enqueue(job("day", "mail")).await.to_string();
+        for args in [
+            &["jobs", "show", NOBODY][..],
+            &["jobs", "cancel", NOBODY, "--yes"],
+            &["jobs", "retry", NOBODY],
+            &["dead", "retry", NOBODY],
+            &["dead", "purge", NOBODY, "--yes"],
+            &["leases", "revoke", NOBODY, "--reason", "x", "--yes"],
+        ] {
+            place.refused(args, 3, NOBODY);
+        }
+        place.refused(
+            &["leases", "revoke", &id, "--reason", "x", "--yes"],
+            3,
+            "it is ready",
+        );
+        place.refused(
+            &[
+                "leases", "revoke", "--owner", "nobody", "--reason", "x", "-y",
+            ],
+            3,
+            "nobody",
+        );
+        for args in [
+            &["queues", "pause", "nigth"][..],
+            &["queues", "resume", "nigth"],
+            &["queues", "purge", "nigth", "--yes"],
+            &["jobs", "ls", "--queue", "nigth"],
+            &["dead", "ls", "--queue", "nigth"],
+            &["dead", "purge", "--all", "--queue", "nigth", "--yes"],
+        ] {
+            place.refused(args, 3, "no queue nigth");
+        }
+    }
+}
+
+#[test]
+fn wrong_usage_is_one_line() {
+    let place = sqlite();
+    for (args, says) in [
+        (&["jobs", "show", "17"][..], "17"),
+        (&["jobs", "ls", "--state", "asleep"], "asleep"),
+        (&["jobs", "cancel"], "JOB"),
+        (&["leases", "ls", "--expiring-within", "soon"], "soon"),
+        (&["leases", "ls", "--limit", "few"], "few"),
+        (&["queues", "pause", "two words"], "two words"),
+        (&["dead", "purge", "--all", "--match", "x"], "--match"),
+        (&["stats", "--output", "xml"], "xml"),
+        (&["stats", "--watch", "0.01"], "0.1"),
+        (&["completions", "cmd"], "cmd"),
+        (&["queues", "drop", "day"], "drop"),
+    ] {
+        place.refused(args, 2, says);
+    }
+}
+
+#[test]
+fn the_exit_codes_are_in_the_help() {
+    let help = leasehold(&["--help"]).output().unwrap();
+    let text = String::from_utf8(help.stdout).unwrap();
+    for code in ["0  done", "1  failed", "2  wrong usage", "3  not found"] {
+        assert!(text.contains(code), "{text}");
+    }
+}

@@ -3,6 +3,9 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+#[cfg(all(unix, feature = "redis"))]
+pub(crate) mod redis;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

@@ -25,6 +25,8 @@ pub mod conformance;
 pub(crate) mod memory;
 #[cfg(feature = "sqlite")]
 pub(crate) mod record;
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 mod wake;
@@ -37,6 +39,8 @@ pub use call::{
     Settlement,
 };
 pub use memory::MemoryStore;
+#[cfg(feature = "redis")]
+pub use redis::RedisOptions;
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteOptions, SqliteStore};
 

@@ -10,4 +10,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[cfg(feature = "cli")]
+mod doctor;
+mod proxy;
 mod servers;

@@ -22,6 +22,8 @@ use crate::lease::Verdict;
 mod call;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(feature = "cli")]
+pub(crate) mod health;
 pub(crate) mod memory;
 #[cfg(feature = "sqlite")]
 pub(crate) mod record;
@@ -40,7 +42,7 @@ pub use call::{
 };
 pub use memory::MemoryStore;
 #[cfg(feature = "redis")]
-pub use redis::RedisOptions;
+pub use redis::{RedisOptions, acl_rule};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteOptions, SqliteStore};
 

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | tests, and as the model | [`MemoryStore`] |
 //! | one machine, several processes, one file | `SqliteStore` (feature `sqlite`) |
+//! | many machines | `RedisStore` (feature `redis`) |
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,8 +24,10 @@ mod call;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub(crate) mod memory;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "redis"))]
 pub(crate) mod record;
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 mod wake;
@@ -37,6 +40,8 @@ pub use call::{
     Settlement,
 };
 pub use memory::MemoryStore;
+#[cfg(feature = "redis")]
+pub use redis::{RedisOptions, RedisStore};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteOptions, SqliteStore};
 
@@ -63,7 +68,7 @@ pub use sqlite::{SqliteOptions, SqliteStore};
 /// surrendered jobs go to the front of their priority, in token order per step; others to the back.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// One word for errors, labels and people: `memory`, `sqlite`.
+    /// One word for errors, labels and people: `memory`, `sqlite`, `redis`.
     fn name(&self) -> &'static str;
 
     /// A handle to the same store for another runtime: the renewer runs on a thread of its own, and

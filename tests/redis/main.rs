@@ -11,3 +11,4 @@
 mod support;
 
 mod servers;
+mod store;

@@ -18,6 +18,7 @@ use tempfile::TempDir;
 
 mod sets;
 
+#[allow(unused_imports, reason = "each test binary uses its own part")]
 pub(crate) use sets::{Cluster, SERVICE, SentinelSet};
 
 /// How long a server may take for what it is waited for. Only a hang takes that long.

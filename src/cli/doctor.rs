@@ -1,5 +1,6 @@
 //! `leasehold doctor`: a check-up of the store, in plain words.
 
+use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 
 use serde_json::{Value, json};
@@ -100,12 +101,15 @@ fn table(findings: &[Finding]) -> String {
             Level::Unseen | Level::Risk => paint.bad(&level),
         };
         let gap = if place > 0 { "  " } else { "" };
-        text += &format!(
-            "{level}  {:<place$}{gap}{:<check$}  {}\n",
-            finding.place, finding.check, finding.found
+        let (place_name, check_name) = (&finding.place, finding.check);
+        // Writing to a `String` does not fail.
+        let _ = writeln!(
+            text,
+            "{level}  {place_name:<place$}{gap}{check_name:<check$}  {}",
+            finding.found
         );
         if !finding.advice.is_empty() {
-            text += &format!("        {}\n", finding.advice);
+            let _ = writeln!(text, "        {}", finding.advice);
         }
     }
     text

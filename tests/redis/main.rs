@@ -14,3 +14,4 @@ mod support;
 mod doctor;
 mod proxy;
 mod servers;
+mod store;

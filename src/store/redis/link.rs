@@ -89,7 +89,13 @@ impl Link {
     /// `InvalidInput` for a URL that makes no sense, a certificate that cannot be read, or outside of
     /// a runtime.
     pub(crate) fn open(options: &RedisOptions) -> Result<Self> {
-        Self::start(Arc::new(Dialer::new(Address::parse(options.url())?)?))
+        let address = Address::parse(options.url())?;
+        if let Some((name, _)) = address.settings.first() {
+            let allowed = "timeout, ca, cert, key, sentinel_user, sentinel_password";
+            let found = format!("setting {name:?}");
+            return Err(Error::invalid("url", found, allowed).during(Verb::Open));
+        }
+        Self::start(Arc::new(Dialer::new(address)?))
     }
 
     /// The same servers, with a connection of its own on the current runtime.
@@ -123,18 +129,10 @@ impl Link {
         self.shared.dialer.is_cluster()
     }
 
-    /// Connects, if that has not been done yet: whoever opens a store wants to hear of trouble now.
-    ///
-    /// # Errors
-    /// `Unavailable`, `Denied`.
-    pub(crate) async fn ready(&self) -> Result<()> {
-        self.connected().await.map(drop)
-    }
-
     /// Listens to a channel, on a connection of its own.
     ///
     /// # Errors
-    /// As for [`ready`](Self::ready).
+    /// `Unavailable`, `Denied`: nobody listens.
     pub(crate) async fn listen(&self, channel: &str) -> Result<Listener> {
         Listener::new(&self.shared.dialer, channel).await
     }

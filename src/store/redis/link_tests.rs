@@ -53,8 +53,12 @@ async fn count_at_last(link: &Link, key: &str) -> i64 {
     }
 }
 
+async fn ping(link: &Link) -> Result<()> {
+    link.run(b"n", redis::cmd("PING")).await.map(drop)
+}
+
 async fn refused(url: &str) -> Error {
-    link(url).ready().await.unwrap_err()
+    ping(&link(url)).await.unwrap_err()
 }
 
 #[tokio::test]
@@ -109,7 +113,7 @@ async fn a_process_dials_once_for_all_its_callers() {
     let mut calls = JoinSet::new();
     for _ in 0..40 {
         let link = link.clone();
-        calls.spawn(async move { link.ready().await.map_err(|error| error.kind()) });
+        calls.spawn(async move { ping(&link).await.map_err(|error| error.kind()) });
     }
     for outcome in calls.join_all().await {
         assert_eq!(outcome, Err(ErrorKind::Unavailable));
@@ -289,8 +293,7 @@ async fn who_is_not_let_in_hears_so() {
 
     let address = one.server.address();
     for login in ["", "app:hush@", "nobody:hush@", ":hush@"] {
-        let error = link(&format!("redis://{login}{address}"));
-        let error = error.run(b"n", redis::cmd("PING")).await.unwrap_err();
+        let error = refused(&format!("redis://{login}{address}")).await;
         assert_eq!(error.kind(), ErrorKind::Denied, "{login}: {error:?}");
         assert!(!format!("{error} {error:?}").contains("hush"));
     }

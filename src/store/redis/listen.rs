@@ -35,19 +35,16 @@ impl Listener {
     /// lost by that.
     pub(crate) async fn next(&mut self) -> Option<Vec<u8>> {
         loop {
-            match tokio::time::timeout(PULSE, self.heard.recv()).await {
-                Ok(push) => {
-                    let push = push?;
-                    match (push.kind, push.data.into_iter().nth(1)) {
-                        (PushKind::Disconnection, _) => return None,
-                        (PushKind::Message, Some(Value::BulkString(word))) => return Some(word),
-                        _ => {}
-                    }
-                }
-                Err(_) => {
-                    let ping = redis::cmd("PING");
-                    self.connection.send_packed_command(&ping).await.ok()?;
-                }
+            let Ok(push) = tokio::time::timeout(PULSE, self.heard.recv()).await else {
+                let ping = redis::cmd("PING");
+                self.connection.send_packed_command(&ping).await.ok()?;
+                continue;
+            };
+            let push = push?;
+            match (push.kind, push.data.into_iter().nth(1)) {
+                (PushKind::Disconnection, _) => return None,
+                (PushKind::Message, Some(Value::BulkString(word))) => return Some(word),
+                _ => {}
             }
         }
     }

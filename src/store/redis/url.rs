@@ -21,9 +21,9 @@ const FORMS: &str = "redis://HOST, redis+sentinel://HOST,HOST/SERVICE, redis+clu
                      redis+unix:///PATH, or rediss for TLS";
 
 /// How long a server may take to answer before the call is given up, unless the URL says otherwise.
-/// A third of the shortest preset term is 3.3 s: a renewal that meets a dead connection still has
-/// time for another.
-const TIMEOUT: Duration = Duration::from_secs(2);
+/// A lease of the shortest preset term, 10 s, is renewed after 3.3 s: a renewal that meets a dead
+/// connection still has time for another.
+const TIMEOUT: Duration = Duration::from_secs(4);
 
 /// A URL, taken apart.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -19,6 +19,7 @@ use tempfile::TempDir;
 pub(crate) mod certs;
 mod sets;
 
+#[allow(unused_imports, reason = "each test binary uses its own part")]
 pub(crate) use sets::{Cluster, SentinelSet};
 
 /// How long a server may take for what it is waited for. Only a hang takes that long.

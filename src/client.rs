@@ -44,7 +44,8 @@ impl Client {
     /// Opens the store that a URL names: `memory:`, `sqlite://jobs.db` (relative),
     /// `sqlite:///var/lib/app/jobs.db` (absolute). `?namespace=NAME` picks an application's share
     /// of it, `&synchronous=normal` trades the last moments before a power cut for speed. Each
-    /// `memory:` is a store of its own; clones of the client share it.
+    /// `memory:` is a store of its own; clones of the client share it. `redis://`, `rediss://`,
+    /// `redis+cluster://` and `redis+sentinel://` take `namespace`, `partitions=N` and `index=true`.
     ///
     /// # Errors
     /// `InvalidInput` for a URL that names no store of this build; any that opening can give.
@@ -237,6 +238,8 @@ pub(crate) async fn open_store(url: &str) -> Result<Arc<dyn Store>> {
         }
         #[cfg(feature = "sqlite")]
         Some(("sqlite", path)) => open_sqlite(path, Settings::parse(query)?).await,
+        #[cfg(feature = "redis")]
+        Some((scheme, _)) if scheme.starts_with("redis") => open_redis(address, query),
         other => {
             // A password may stand anywhere in it, also behind a `?`: only a scheme is shown.
             let scheme = other.map(|(scheme, _)| scheme).filter(|name| is_word(name));
@@ -244,7 +247,9 @@ pub(crate) async fn open_store(url: &str) -> Result<Arc<dyn Store>> {
                 Some(scheme) => format!("scheme {scheme:?}"),
                 None => "no scheme".into(),
             };
-            Err(Error::invalid("url", found, "memory:, sqlite://PATH").during(Verb::Open))
+            let known = "memory:, sqlite://PATH, redis://HOST, rediss://HOST, redis+cluster://HOST, \
+                         redis+sentinel://HOST";
+            Err(Error::invalid("url", found, known).during(Verb::Open))
         }
     }
 }
@@ -306,4 +311,46 @@ async fn open_sqlite(path: &str, settings: Settings) -> Result<Arc<dyn Store>> {
             .during(Verb::Open)
     })??;
     Ok(Arc::new(store))
+}
+
+/// The settings that are not ours belong to the connection.
+#[cfg(feature = "redis")]
+fn open_redis(address: &str, query: &str) -> Result<Arc<dyn Store>> {
+    use crate::store::{RedisOptions, RedisStore};
+
+    let is_ours = |pair: &&str| {
+        let key = pair.split('=').next();
+        matches!(key, Some("namespace" | "partitions" | "index"))
+    };
+    let pairs = query.split('&').filter(|pair| !pair.is_empty());
+    let (ours, theirs): (Vec<&str>, Vec<&str>) = pairs.partition(is_ours);
+    let mut url = address.to_owned();
+    for (at, pair) in theirs.into_iter().enumerate() {
+        url.push(if at == 0 { '?' } else { '&' });
+        url.push_str(pair);
+    }
+    let mut options = RedisOptions::new(url);
+    for pair in ours {
+        let wrong = |found: &str, allowed: &str| {
+            Error::invalid("url", format!("setting {found:?}"), allowed).during(Verb::Open)
+        };
+        options = match pair.split_once('=') {
+            Some(("namespace", name)) => options.namespace(Namespace::new(name)?),
+            Some(("partitions", count)) => {
+                let count = count
+                    .parse()
+                    .map_err(|_| wrong(pair, "partitions=1 to 64"))?;
+                options.partitions(count)
+            }
+            Some(("index", "true")) => options.index(true),
+            Some(("index", "false")) => options.index(false),
+            _ => {
+                return Err(wrong(
+                    pair,
+                    "namespace=NAME, partitions=N, index=true|false",
+                ));
+            }
+        };
+    }
+    Ok(Arc::new(RedisStore::open(options)?))
 }

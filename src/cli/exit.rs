@@ -44,6 +44,7 @@ impl From<Error> for Trouble {
             | ErrorKind::Full
             | ErrorKind::Corrupt
             | ErrorKind::ReadOnly
+            | ErrorKind::Denied
             | ErrorKind::TooNew => Self::NotFound(text),
             _ => Self::Failed(text),
         }

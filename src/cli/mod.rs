@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `demo`, `demo_stage`, `demo_view`, `demo_worker` | `leasehold demo` |
 //! | `bench`, `bench_run`, `bench_raw` | `leasehold bench` |
-//! | `enqueue`, `stats`, `queues`, `leases`, `dead`, `workers`, `audit` | the command of that name |
+//! | `enqueue`, `stats`, `queues`, `leases`, `dead`, `workers`, `audit`, `doctor` | the command of that name |
 //! | `jobs`, `job_view` | `leasehold jobs` |
 //! | `top`, `top_view` | `leasehold top` |
 //! | `shell` | `leasehold completions`, `leasehold man` |
@@ -35,6 +35,7 @@ mod demo_stage;
 mod demo_view;
 #[cfg(unix)]
 mod demo_worker;
+mod doctor;
 mod enqueue;
 mod exit;
 mod job_view;
@@ -116,6 +117,8 @@ enum Command {
     Completions(shell::Completions),
     /// Print the manual page
     Man(shell::Man),
+    /// Check the store's server or file: what is at risk, and what to set
+    Doctor(doctor::Args),
     #[cfg(unix)]
     #[command(hide = true)]
     DemoWorker(demo_worker::Args),
@@ -173,6 +176,10 @@ fn start(cli: &Cli) -> Done {
             Command::Top(args) => top::run(args, cli).await,
             Command::Completions(args) => shell::completions(args),
             Command::Man(args) => shell::man(args),
+            Command::Doctor(args) => {
+                let url = args.url().map_or_else(|| cli.url(), Ok)?;
+                doctor::run(args, url, json).await
+            }
         }
     });
     // Nothing that is still under way may keep the command from ending.

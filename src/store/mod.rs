@@ -8,6 +8,7 @@
 //! |---|---|
 //! | tests, and as the model | [`MemoryStore`] |
 //! | one machine, several processes, one file | `SqliteStore` (feature `sqlite`) |
+//! | many machines | `RedisStore` (feature `redis`) |
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,9 +23,13 @@ use crate::lease::Verdict;
 mod call;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(feature = "cli")]
+pub(crate) mod health;
 pub(crate) mod memory;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "redis"))]
 pub(crate) mod record;
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 mod wake;
@@ -37,6 +42,8 @@ pub use call::{
     Settlement,
 };
 pub use memory::MemoryStore;
+#[cfg(feature = "redis")]
+pub use redis::{RedisOptions, RedisStore, acl_rule};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteOptions, SqliteStore};
 
@@ -63,7 +70,7 @@ pub use sqlite::{SqliteOptions, SqliteStore};
 /// surrendered jobs go to the front of their priority, in token order per step; others to the back.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// One word for errors, labels and people: `memory`, `sqlite`.
+    /// One word for errors, labels and people: `memory`, `sqlite`, `redis`.
     fn name(&self) -> &'static str;
 
     /// The application's share of the store: part of every fence's scope. A store that knows

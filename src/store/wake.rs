@@ -54,7 +54,7 @@ impl Wakers {
 
     /// Wakes everybody: something changed, and nobody knows for whom.
     #[cfg_attr(
-        not(feature = "sqlite"),
+        not(any(feature = "sqlite", feature = "redis")),
         expect(dead_code, reason = "memory needs it not")
     )]
     pub(crate) fn wake_all(&self) {

@@ -12,6 +12,11 @@
 
 mod broken;
 mod program;
+#[cfg(all(unix, feature = "redis"))]
+mod redis;
+#[cfg(all(unix, feature = "redis"))]
+#[path = "../support/mod.rs"]
+mod support;
 mod world;
 
 use std::any::Any;
@@ -55,6 +60,16 @@ fn agrees_with_memory(
     programs_to_run: u32,
     shrink: u32,
 ) -> Result<(), TestError<Vec<Step>>> {
+    agrees_on(make, |program| program, programs_to_run, shrink)
+}
+
+/// Runs random programs, changed to what the store can do, on the store and on memory.
+fn agrees_on(
+    make: &Make,
+    change: fn(Vec<Step>) -> Vec<Step>,
+    programs_to_run: u32,
+    shrink: u32,
+) -> Result<(), TestError<Vec<Step>>> {
     let config = Config {
         cases: programs_to_run,
         max_shrink_iters: shrink,
@@ -66,7 +81,7 @@ fn agrees_with_memory(
         .build()
         .unwrap();
     TestRunner::new(config).run(&programs(STEPS), |program| {
-        let outcome = runtime.block_on(compare(make, &program));
+        let outcome = runtime.block_on(compare(make, &change(program)));
         outcome.map_err(proptest::test_runner::TestCaseError::fail)
     })
 }

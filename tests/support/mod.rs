@@ -3,6 +3,10 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub(crate) mod proxy;
+#[cfg(all(unix, feature = "redis"))]
+pub(crate) mod redis;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

@@ -203,35 +203,44 @@ pub fn cases() -> Vec<Case> {
 ///
 /// `conformance!(name, make)`: `make` is an `async fn` without arguments that returns a
 /// [`Fixture`](crate::store::conformance::Fixture). The tests are in a module `name`, one module per
-/// verb inside.
+/// verb inside. A third argument is an attribute for each of them, such as `ignore = "why"`.
 #[macro_export]
 macro_rules! conformance {
-    ($name:ident, $make:path) => {
-        $crate::__conformance_cases!(__conformance_tests [$name $make]);
+    ($name:ident, $make:path $(, $attribute:meta)?) => {
+        $crate::__conformance_cases!(__conformance_tests [$name $make $(, $attribute)?]);
     };
 }
 
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_tests {
-    ([$name:ident $make:path] $($verb:ident { $($case:ident)* })*) => {
+    ([$name:ident $make:path] $($cases:tt)*) => {
+        $crate::__conformance_tests!([$name $make, allow()] $($cases)*);
+    };
+    ([$name:ident $make:path, $attribute:meta] $($verb:ident { $($case:ident)* })*) => {
         mod $name {
             #[allow(unused_imports, clippy::wildcard_imports)]
             use super::*;
             $(mod $verb {
                 #[allow(unused_imports, clippy::wildcard_imports)]
                 use super::*;
-                $(#[tokio::test]
-                async fn $case() {
-                    let fixture = $make().await;
-                    $crate::store::conformance::run(
-                        fixture,
-                        $crate::store::conformance::$verb::$case,
-                    )
-                    .await;
-                })*
+                $crate::__conformance_verb!([$make, $attribute] $verb $($case)*);
             })*
         }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __conformance_verb {
+    ([$make:path, $attribute:meta] $verb:ident $($case:ident)*) => {
+        $(#[tokio::test]
+        #[$attribute]
+        async fn $case() {
+            let fixture = $make().await;
+            $crate::store::conformance::run(fixture, $crate::store::conformance::$verb::$case)
+                .await;
+        })*
     };
 }
 

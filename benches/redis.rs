@@ -1,0 +1,432 @@
+//! The Redis store beside bare list commands, on a private server.
+//!
+//! ```text
+//! cargo bench --features redis --bench redis
+//! ```
+//! `LEASEHOLD_BENCH_JOBS` is the number of jobs a round, `_ROUNDS` how many rounds each side has,
+//! `_DEPTH` the length of the long queue. The raw side pushes and pops a hundred payloads of 100
+//! bytes a call, one connection, eight calls in flight; the store does the same with leases. Both
+//! sides take turns; figures are medians. CPU is the server's.
+
+mod common;
+
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{job, median, setting};
+use leasehold::job::{Namespace, QueueName};
+use leasehold::lease::Nonce;
+use leasehold::store::{
+    Beat, ClaimQueue, ClaimRequest, EnqueueRequest, Outcome, RedisOptions, RedisStore, Renewal,
+    RequestId, SessionId, SettleRequest, Settlement,
+};
+use leasehold::{JobId, Store};
+use redis::aio::MultiplexedConnection;
+
+const STEP: usize = 100;
+const IN_FLIGHT: usize = 8;
+
+struct Server {
+    process: Child,
+    _dir: tempfile::TempDir,
+    url: String,
+}
+
+impl Server {
+    fn start() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let port = std::net::TcpListener::bind("127.0.0.1:0")
+            .and_then(|socket| socket.local_addr())
+            .expect("a port")
+            .port();
+        let process = Command::new("redis-server")
+            .args(["--port", &port.to_string(), "--save", ""])
+            .args(["--slowlog-log-slower-than", "1000"])
+            .args(["--slowlog-max-len", "10000"])
+            .current_dir(dir.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("redis-server");
+        Self {
+            process,
+            _dir: dir,
+            url: format!("redis://127.0.0.1:{port}"),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The server, asked past the store.
+#[derive(Clone)]
+struct Probe(MultiplexedConnection);
+
+impl Probe {
+    async fn connect(url: &str) -> Self {
+        let client = redis::Client::open(url).expect("a URL");
+        loop {
+            match client.get_multiplexed_async_connection().await {
+                Ok(connection) => return Self(connection),
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    }
+
+    async fn info(&mut self, section: &str, field: &str) -> f64 {
+        let text: String = redis::cmd("INFO")
+            .arg(section)
+            .query_async(&mut self.0)
+            .await
+            .expect("INFO");
+        let value = text.lines().find_map(|line| line.strip_prefix(field));
+        let value = value.and_then(|value| value.strip_prefix(':'));
+        value
+            .and_then(|value| value.trim().parse().ok())
+            .unwrap_or(0.0)
+    }
+
+    /// CPU seconds of the server.
+    async fn cpu(&mut self) -> f64 {
+        self.info("cpu", "used_cpu_user").await + self.info("cpu", "used_cpu_sys").await
+    }
+
+    async fn memory(&mut self) -> f64 {
+        self.info("memory", "used_memory").await
+    }
+
+    /// Microseconds spent in scripts.
+    async fn scripts(&mut self) -> f64 {
+        let text: String = redis::cmd("INFO")
+            .arg("commandstats")
+            .query_async(&mut self.0)
+            .await
+            .expect("INFO");
+        let line = text
+            .lines()
+            .find(|line| line.starts_with("cmdstat_evalsha:"));
+        let usec = line.and_then(|line| line.split("usec=").nth(1));
+        let usec = usec.and_then(|usec| usec.split(',').next());
+        usec.and_then(|usec| usec.parse().ok()).unwrap_or(0.0)
+    }
+
+    /// The longest script call so far, in microseconds.
+    async fn slowest(&mut self) -> (i64, String) {
+        let rows: Vec<redis::Value> = redis::cmd("SLOWLOG")
+            .arg("GET")
+            .arg(10_000)
+            .query_async(&mut self.0)
+            .await
+            .expect("SLOWLOG");
+        let row = |value: &redis::Value| -> Option<(i64, String)> {
+            let redis::Value::Array(parts) = value else {
+                return None;
+            };
+            let redis::Value::Int(micros) = parts.get(2)? else {
+                return None;
+            };
+            let redis::Value::Array(words) = parts.get(3)? else {
+                return None;
+            };
+            let word = |value: &redis::Value| match value {
+                redis::Value::BulkString(word) => String::from_utf8_lossy(word).into_owned(),
+                _ => String::new(),
+            };
+            let words: Vec<String> = words.iter().take(2).map(word).collect();
+            let called = words.first().is_some_and(|word| word == "EVALSHA");
+            called.then(|| (*micros, words.join(" ")))
+        };
+        rows.iter().filter_map(row).max().unwrap_or_default()
+    }
+}
+
+/// Jobs a second and the server's CPU in microseconds a job.
+#[derive(Clone, Copy)]
+struct Rate {
+    per_second: f64,
+    micros: f64,
+}
+
+async fn measured<F: Future<Output = ()>>(probe: &mut Probe, jobs: usize, work: F) -> Rate {
+    let (cpu, start) = (probe.cpu().await, Instant::now());
+    work.await;
+    let elapsed = start.elapsed().as_secs_f64();
+    let cpu = probe.cpu().await - cpu;
+    Rate {
+        per_second: jobs as f64 / elapsed,
+        micros: cpu * 1e6 / jobs as f64,
+    }
+}
+
+async fn together<F: Future<Output = ()> + Send + 'static>(task: impl Fn(usize) -> F) {
+    let tasks: Vec<_> = (0..IN_FLIGHT)
+        .map(|lane| tokio::spawn(task(lane)))
+        .collect();
+    for task in tasks {
+        task.await.expect("a task");
+    }
+}
+
+async fn raw_push(probe: &Probe, jobs: usize) {
+    together(|_| {
+        let mut connection = probe.0.clone();
+        async move {
+            let payload = [b'x'; 100];
+            for _ in 0..jobs / STEP / IN_FLIGHT {
+                let mut push = redis::cmd("RPUSH");
+                push.arg("raw");
+                for _ in 0..STEP {
+                    push.arg(&payload[..]);
+                }
+                push.exec_async(&mut connection).await.expect("RPUSH");
+            }
+        }
+    })
+    .await;
+}
+
+async fn raw_pop(probe: &Probe, jobs: usize) {
+    together(|_| {
+        let mut connection = probe.0.clone();
+        async move {
+            for _ in 0..jobs / STEP / IN_FLIGHT {
+                let popped: Vec<Vec<u8>> = redis::cmd("LPOP")
+                    .arg("raw")
+                    .arg(STEP)
+                    .query_async(&mut connection)
+                    .await
+                    .expect("LPOP");
+                assert_eq!(popped.len(), STEP);
+            }
+        }
+    })
+    .await;
+}
+
+/// A store under load.
+#[derive(Clone)]
+struct Side {
+    store: Arc<dyn Store>,
+    session: SessionId,
+    seq: Arc<std::sync::atomic::AtomicU64>,
+}
+
+impl Side {
+    async fn open(url: &str, namespace: &str, index: bool) -> Self {
+        let options = RedisOptions::new(url)
+            .namespace(Namespace::new(namespace).expect("a name"))
+            .index(index);
+        let store: Arc<dyn Store> = Arc::new(RedisStore::open(options).expect("a store"));
+        let session = store.open_session().await.expect("a session");
+        Self {
+            store,
+            session,
+            seq: Arc::default(),
+        }
+    }
+
+    fn request(&self, lane: usize) -> RequestId {
+        let seq = self.seq.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        RequestId {
+            session: self.session,
+            lane: lane as u32,
+            seq: seq + 1,
+        }
+    }
+
+    async fn enqueue(&self, lane: usize, count: usize) {
+        let jobs = (0..count).map(|_| (JobId::generate(), job(12_345)));
+        let request = EnqueueRequest {
+            request: self.request(lane),
+            jobs: jobs.collect(),
+        };
+        self.store.enqueue(request).await.expect("enqueue");
+    }
+
+    async fn fill(&self, jobs: usize) {
+        together(|lane| {
+            let side = self.clone();
+            async move {
+                for _ in 0..jobs / STEP / IN_FLIGHT {
+                    side.enqueue(lane, STEP).await;
+                }
+            }
+        })
+        .await;
+    }
+
+    fn claim(&self, lane: usize, max: usize, settle: Option<SettleRequest>) -> ClaimRequest {
+        ClaimRequest {
+            request: self.request(lane),
+            owner: "bench".into(),
+            task: "bench".into(),
+            nonce: Nonce::draw().expect("randomness"),
+            queues: vec![ClaimQueue {
+                queue: QueueName::default(),
+                term: Duration::from_secs(600),
+                max_lifetime: Duration::from_secs(3_600),
+            }],
+            max,
+            admit_suspect: false,
+            settle,
+        }
+    }
+
+    /// Claims, waiting out a clock that the tokens have overtaken.
+    async fn claimed(&self, lane: usize, max: usize) -> leasehold::store::Claimed {
+        loop {
+            let request = self.claim(lane, max, None);
+            match self.store.claim(request).await {
+                Ok(claimed) if claimed.grants.is_empty() => tokio::task::yield_now().await,
+                Ok(claimed) => return claimed,
+                Err(error) if error.is_transient() => {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    fn settlements(claimed: &leasehold::store::Claimed) -> Vec<Settlement> {
+        let grants = claimed.grants.iter();
+        let leases = grants.flat_map(|grant| grant.leases.iter().map(|lease| grant.receipt(lease)));
+        leases
+            .map(|receipt| Settlement {
+                receipt,
+                outcome: Outcome::Complete { result: None },
+            })
+            .collect()
+    }
+
+    async fn settle(&self, lane: usize, settlements: Vec<Settlement>) {
+        let request = SettleRequest {
+            request: self.request(lane),
+            settlements,
+        };
+        let verdicts = self.store.settle(request).await.expect("settle");
+        assert!(verdicts.iter().all(|verdict| verdict.is_held()));
+    }
+
+    /// Claims and settles as many jobs, a hundred a call.
+    async fn drain(&self, jobs: usize) {
+        together(|lane| {
+            let side = self.clone();
+            async move {
+                let mut left = jobs / IN_FLIGHT;
+                while left > 0 {
+                    let claimed = side.claimed(lane, STEP.min(left)).await;
+                    let settlements = Self::settlements(&claimed);
+                    left -= settlements.len();
+                    side.settle(lane, settlements).await;
+                }
+            }
+        })
+        .await;
+    }
+}
+
+fn main() {
+    let jobs = setting("JOBS", 80_000, 8_000);
+    let rounds = setting("ROUNDS", 5, 1);
+    let depth = setting("DEPTH", 200_000, 8_000);
+    let server = Server::start();
+    common::runtime().block_on(async {
+        let mut probe = Probe::connect(&server.url).await;
+        speed(&server, &mut probe, jobs, rounds).await;
+        renewals(&server, &mut probe).await;
+        lengths(&server, &mut probe, depth, jobs, rounds).await;
+        let (micros, what) = probe.slowest().await;
+        println!("longest script call (of those over 1 ms): {micros} µs, {what}");
+    });
+}
+
+async fn speed(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
+    let plain = Side::open(&server.url, "plain", false).await;
+    let indexed = Side::open(&server.url, "indexed", true).await;
+    let mut rates: [Vec<Rate>; 6] = Default::default();
+    let mut bytes: [Vec<f64>; 3] = Default::default();
+    for _ in 0..rounds {
+        let asker = probe.clone();
+        let empty = probe.memory().await;
+        rates[0].push(measured(probe, jobs, raw_push(&asker, jobs)).await);
+        bytes[0].push((probe.memory().await - empty) / jobs as f64);
+        rates[1].push(measured(probe, jobs, raw_pop(&asker, jobs)).await);
+        for (at, side) in [&plain, &indexed].into_iter().enumerate() {
+            let empty = probe.memory().await;
+            rates[2 + 2 * at].push(measured(probe, jobs, side.fill(jobs)).await);
+            bytes[1 + at].push((probe.memory().await - empty) / jobs as f64);
+            rates[3 + 2 * at].push(measured(probe, jobs, side.drain(jobs)).await);
+        }
+    }
+    let names = [
+        "raw RPUSH",
+        "raw LPOP",
+        "enqueue",
+        "claim + settle",
+        "enqueue, indexed",
+        "claim + settle, indexed",
+    ];
+    let of = |at: usize, value: fn(&Rate) -> f64| median(rates[at].iter().map(value).collect());
+    for (at, name) in names.iter().enumerate() {
+        let (rate, micros) = (of(at, |r| r.per_second), of(at, |r| r.micros));
+        let ratio = rate / of(at % 2, |r| r.per_second);
+        println!("{name:24} {rate:>10.0} jobs/s  {micros:>6.2} µs CPU a job  {ratio:.2} of raw");
+    }
+    for (name, bytes) in ["raw", "queued", "queued, indexed"].iter().zip(bytes) {
+        println!("{name:24} {:>10.0} bytes a job of 100 bytes", median(bytes));
+    }
+}
+
+async fn renewals(server: &Server, probe: &mut Probe) {
+    const LEASES: usize = 10_000;
+    for (name, size) in [("hundreds", 100), ("singles", 1)] {
+        let side = Side::open(&server.url, name, false).await;
+        side.fill(LEASES.next_multiple_of(STEP * IN_FLIGHT)).await;
+        let mut beats = Vec::new();
+        let mut held = 0;
+        while held < LEASES {
+            let claimed = side.claimed(0, size).await;
+            for grant in &claimed.grants {
+                held += grant.leases.len();
+                beats.push(Beat::of(grant));
+            }
+        }
+        let mut spent = Vec::new();
+        for _ in 0..5 {
+            let before = probe.scripts().await;
+            let renewals = side.store.renew(beats.clone()).await.expect("renew");
+            assert!(renewals.iter().all(|r| matches!(r, Renewal::Held { .. })));
+            spent.push((probe.scripts().await - before) / 1_000.0);
+        }
+        let spent = median(spent);
+        println!("renew {held} leases granted as {name}: {spent:.2} ms of the server");
+    }
+}
+
+async fn lengths(server: &Server, probe: &mut Probe, depth: usize, jobs: usize, rounds: usize) {
+    let short = Side::open(&server.url, "short", false).await;
+    let long = Side::open(&server.url, "long", false).await;
+    let step = STEP * IN_FLIGHT;
+    short.fill(1_000_usize.next_multiple_of(step)).await;
+    long.fill(depth.next_multiple_of(step)).await;
+    let mut costs: [Vec<f64>; 2] = Default::default();
+    for _ in 0..rounds {
+        for (side, costs) in [&short, &long].into_iter().zip(&mut costs) {
+            let work = async {
+                for _ in 0..jobs / step {
+                    side.fill(step).await;
+                    side.drain(step).await;
+                }
+            };
+            costs.push(measured(probe, jobs / step * step, work).await.micros);
+        }
+    }
+    let [short, long] = costs.map(median);
+    let ratio = long / short;
+    println!("a queue of {depth}: {long:.2} µs CPU a job, of 1000: {short:.2}, ratio {ratio:.2}");
+}

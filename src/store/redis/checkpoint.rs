@@ -1,0 +1,80 @@
+//! checkpoint: save state under a lease, never behind what that lease has saved.
+
+use std::collections::BTreeMap;
+
+use super::RedisStore;
+use super::queue::Partition;
+use super::settle::place_in_grant;
+use super::wire::Out;
+use crate::error::{Result, Verb};
+use crate::job::QueueName;
+use crate::store::{Checkpoint, CheckpointRequest, Checkpointed};
+
+/// The checkpoints of one partition, packed, and where their answers go.
+struct Share {
+    partition: Partition,
+    places: Vec<usize>,
+    data: Out,
+}
+
+impl RedisStore {
+    pub(super) async fn checkpoint_all(
+        &self,
+        request: &CheckpointRequest,
+    ) -> Result<Vec<Checkpointed>> {
+        request.validate()?;
+        let id = request.request;
+        self.shared.sessions.begin(id, Verb::Checkpoint)?;
+        let mut answers = vec![Checkpointed::Fenced; request.checkpoints.len()];
+        let mut shares = BTreeMap::<(QueueName, u16), Share>::new();
+        for (place, checkpoint) in request.checkpoints.iter().enumerate() {
+            let Checkpoint {
+                receipt,
+                seq,
+                bytes,
+            } = checkpoint;
+            let Some(queue) = self.queue(&receipt.queue).await? else {
+                continue;
+            };
+            let is_here = queue.partition(receipt.partition).is_some();
+            let number = if is_here { receipt.partition } else { 0 };
+            let Some(partition) = queue.partition(number) else {
+                continue;
+            };
+            let share = shares
+                .entry((receipt.queue.clone(), number))
+                .or_insert_with(|| Share {
+                    partition,
+                    places: Vec::new(),
+                    data: Out::default(),
+                });
+            share.places.push(place);
+            let grant = if is_here { receipt.grant.get() } else { 0 };
+            share.data.raw(&grant.to_be_bytes());
+            share.data.raw(receipt.nonce.as_bytes());
+            share.data.u16(place_in_grant(receipt));
+            share.data.raw(receipt.job.as_bytes()).u64(*seq).text(bytes);
+        }
+        if shares.is_empty() {
+            self.nowhere(id).await?;
+        }
+        for share in shares.values() {
+            let script = &self.scripts().checkpoint;
+            let keys = share.partition.keys();
+            let args: [&[u8]; 1] = [&share.data.0];
+            let reply = self.request(script, keys, id, Verb::Checkpoint, &args);
+            let mut body = reply.await?.body;
+            for place in &share.places {
+                answers[*place] = match body.u8()? {
+                    0 => Checkpointed::Fenced,
+                    8 => Checkpointed::Behind { seq: body.u64()? },
+                    bits => Checkpointed::Saved {
+                        late: bits & 2 != 0,
+                        cancel: bits & 4 != 0,
+                    },
+                };
+            }
+        }
+        Ok(answers)
+    }
+}

@@ -1,0 +1,226 @@
+-- claim: expire what is overdue, promote what is due, grant.
+-- in   1 request · 2 wishes · 3 owner · 4 task · 5 the riders' request, or nothing · 6 the riders
+-- out  [u8 status][u32 n][n verdicts] of the riders, the claim's own status, then: leases, bytes and
+--      suspects given at first, the next due and the next deadline, grants, reports of expiries
+-- why  one blob and one deadline for all leases of a claim; plain jobs are moved, never looked at
+local max, admit, most, term, lifetime, term_raw, seen, nonce = read('<I2I1I4I8I8c12I8c16', ARGV[2])
+open_meta()
+
+local riders = '\0\0\0\0\0'
+if ARGV[5] ~= '' then
+  local status, verdicts = settle_under(ARGV[5], ARGV[6])
+  riders = char(status) .. text(verdicts or '')
+  if status ~= DONE then return reply(DONE, riders .. char(status)) end
+end
+local function answer(status, body)
+  save_meta()
+  ring()
+  return reply(DONE, riders .. char(status) .. (body or ''))
+end
+local function next_in(set)
+  local first = call('ZRANGE', set, 0, 0, 'WITHSCORES')
+  return tonumber(first[2])
+end
+local function told(at) return at and '\1' .. p8(math.max(at - now, 0)) or '\0' .. p8(0) end
+local function hints() return told(M[N_SCHEDULED] > 0 and next_in(DUE) or nil) .. told(next_in(ENDS)) end
+
+local status, first = recall(ARGV[1])
+if status ~= DONE then return answer(status) end
+if first then
+  -- What is left of the grants, with the time originally granted.
+  local grants_left, at = {}, 10
+  for _ = 1, (read('<I2', first, 8)) do
+    local gid, granted = read('<c8c8', first, at)
+    at = at + 16
+    local g = held(gid)
+    if g and deadline(g) > now then
+      local recs, map = {}, {}
+      for n = 0, g.count - 1 do
+        if is_live(g, n) then
+          local rec, state = record(g, n), saved(g, n)
+          recs[#recs + 1] = state and rewrite(rec, parse(rec), { checkpoint = state }) or rec
+          map[#map + 1] = pack('<I2', n)
+        end
+      end
+      grants_left[#grants_left + 1] = gid .. granted .. p8(g.granted_at) .. g.term_raw
+        .. pack('<I2', #map) .. concat(map) .. text(segment(recs))
+    end
+  end
+  return answer(DONE, sub(first, 1, 7) .. hints() .. pack('<I2', #grants_left)
+    .. concat(grants_left) .. sub(first, at))
+end
+
+-- The next token follows the last one, the floor, the clock, and what the caller has seen of other
+-- issuers, as far as it fits.
+local base = math.max(M[LAST] + 1, M[FLOOR] + 1, now)
+local limit = math.max(now, M[FLOOR]) + LEAD
+if seen + 1 > base and seen + 1 <= limit then base = seen + 1 end
+if base > limit and M[PAUSED] == 0 then
+  local due, overdue = next_in(DUE), next_in(ENDS)
+  if M[N_READY] > M[N_PARKED] or (due and due <= now) or (overdue and overdue <= now) then
+    return answer(AHEAD)
+  end
+end
+max = math.min(max, math.max(limit - base + 1, 0))
+
+local overdue = next_in(ENDS)
+local reports = {}
+if overdue and overdue <= now then
+  reports = expire_overdue(STEP)
+  overdue = next_in(ENDS)
+end
+
+-- Scheduled jobs whose time has come fall due, the earliest first.
+local due = M[N_SCHEDULED] > 0 and next_in(DUE) or nil
+if due and due <= now then
+  local members = call('ZRANGE', DUE, '-inf', now, 'BYSCORE', 'LIMIT', 0, STEP)
+  local ids = {}
+  for n, member in ipairs(members) do ids[n] = sub(member, 9) end
+  local stand = call('HMGET', JOBS, unpack(ids))
+  call('ZREM', DUE, unpack(members))
+  call('HDEL', JOBS, unpack(ids))
+  add(N_SCHEDULED, -#ids)
+  for _, stands in ipairs(stand) do
+    local rec = sub(stands, 26)
+    join(rec, has((read('<I2', rec, 7)), EXCLUSIVE) and parse(rec) or {})
+  end
+  due = M[N_SCHEDULED] > 0 and next_in(DUE) or nil
+end
+
+-- Takes ready jobs by (priority, place), at most one of them a suspect.
+local pieces, taken, weight, flags, suspects = {}, 0, 0, 0, 0
+do
+  local function pick_segment(line, most_jobs)
+    local key = line_key(line)
+    local seg = call('LPOP', key)
+    if not seg then return nil end
+    local bytes, count, own, heavy, stamp = read('<I4I2I2I4c8', seg)
+    flags = bit.bor(flags, own)
+    if count <= most_jobs and weight + heavy <= most then
+      weight = weight + heavy
+      pieces[#pieces + 1] = seg
+      return count
+    end
+    local n, body, part = 0, 21 + 16 * count, 0
+    local from = body
+    while n < most_jobs and n < count and weight < most do
+      local heft = u4(seg, from + 52)
+      weight, part, n = weight + heft, part + heft, n + 1
+      from = from + u4(seg, from)
+    end
+    pieces[#pieces + 1] = pack('<I4I2I2I4c8', 20 + 16 * n + from - body, n, own, part, stamp)
+      .. sub(seg, 21, 20 + 16 * n) .. sub(seg, body, from - 1)
+    if n < count then
+      call('LPUSH', key, pack('<I4I2I2I4c8', bytes - 16 * n - (from - body), count - n, own, heavy - part, stamp)
+        .. sub(seg, 21 + 16 * n, body - 1) .. sub(seg, from))
+    end
+    return n
+  end
+  local function pick_indexed(line, most_jobs)
+    local key = line_key(line)
+    local stubs = call('LPOP', key, math.min(most_jobs, 500))
+    if not stubs then return nil end
+    local ids, recs, n = {}, {}, 0
+    for at, stub in ipairs(stubs) do ids[at] = sub(stub, 9) end
+    local stand = call('HMGET', JOBS, unpack(ids))
+    for at, stub in ipairs(stubs) do
+      -- A stub whose job has moved on is stale.
+      if stand[at] and sub(stand[at], 1, 9) == 'r' .. sub(stub, 1, 8) then
+        if weight >= most then
+          for back = #stubs, at, -1 do call('LPUSH', key, stubs[back]) end
+          break
+        end
+        local rec = sub(stand[at], 26)
+        n = n + 1
+        recs[n] = rec
+        weight, flags = weight + u4(rec, 53), bit.bor(flags, (read('<I2', rec, 7)))
+      end
+    end
+    if n > 0 then pieces[#pieces + 1] = segment(recs) end
+    return n
+  end
+  if M[PAUSED] == 0 then
+    local pick = M[INDEX] == 1 and pick_indexed or pick_segment
+    for line = 0, 15 do
+      local suspicious = line % 2 == 0
+      while taken < max and weight < most and M[IN_LINE + line] > 0 and not (suspicious and admit == 0) do
+        local n = pick(line, suspicious and 1 or max - taken)
+        if not n then
+          -- The line is shorter than its count: the server lost writes.
+          add(N_READY, -M[IN_LINE + line])
+          M[IN_LINE + line] = 0
+          break
+        end
+        if suspicious then
+          suspects = suspects + n
+          if n > 0 then admit = 0 end
+        end
+        taken = taken + n
+        add(IN_LINE + line, -n)
+        add(N_READY, -n)
+      end
+    end
+  end
+end
+
+-- Grants leases: one grant for each run of jobs with the same terms.
+local given, kept = {}, {}
+local function grant(blob, count, run_term, run_raw, run_lifetime)
+  local gid = pack('>I8', base)
+  local till = now + math.min(run_term, run_lifetime)
+  call('HSET', HELD, gid, pack(HEAD, nonce, now, run_raw, run_term, run_lifetime, count, count, 0, 0,
+    #ARGV[3], #ARGV[4], 0) .. ARGV[3] .. ARGV[4])
+  call('HSET', RECS, gid, blob)
+  call('ZADD', ENDS, till, gid)
+  if not overdue or till < overdue then overdue = till end
+  if M[INDEX] == 1 then
+    local stand, at, place = {}, 1, 0
+    while at <= #blob do
+      local bytes, jobs = read('<I4I2', blob, at)
+      for n = 0, jobs - 1 do
+        local from = at + 20 + 16 * n
+        stand[#stand + 1] = sub(blob, from, from + 15)
+        stand[#stand + 1] = 'l' .. gid .. p8(place) .. p8(0)
+        place = place + 1
+      end
+      at = at + bytes
+    end
+    many('HSET', JOBS, stand)
+  end
+  M[LAST] = base + count - 1
+  base = M[LAST] + 1
+  add(GRANTED, count)
+  add(LIVE, count)
+  add(N_LEASED, count)
+  local granted = p8(till - now)
+  given[#given + 1] = gid .. granted .. p8(now) .. run_raw .. '\0\0' .. text(blob)
+  kept[#kept + 1] = gid .. granted
+end
+local function grant_runs()
+  local recs = {}
+  for _, piece in ipairs(pieces) do open_segment(piece, 1, recs) end
+  local run, run_term, run_raw, run_lifetime, run_weight = {}, term, term_raw, lifetime, 0
+  for _, rec in ipairs(recs) do
+    local p, heavy = parse(rec), u4(rec, 53)
+    local own_raw, own_lifetime = p.term_raw or term_raw, p.lifetime or lifetime
+    if own_raw ~= run_raw or own_lifetime ~= run_lifetime or run_weight + heavy > GRANT_BYTES then
+      if #run > 0 then grant(segment(run), #run, run_term, run_raw, run_lifetime) end
+      run, run_term, run_raw, run_lifetime, run_weight = {}, p.term or term, own_raw, own_lifetime, 0
+    end
+    run[#run + 1] = rec
+    run_weight = run_weight + heavy
+  end
+  grant(segment(run), #run, run_term, run_raw, run_lifetime)
+end
+if taken > 0 then
+  if has(flags, TERM + LIFETIME) or weight > GRANT_BYTES then
+    grant_runs()
+  else
+    grant(concat(pieces), taken, term, term_raw, lifetime)
+  end
+end
+
+local tail = pack('<I4', #reports) .. concat(reports)
+local sums = pack('<I2I4I1', taken, weight, suspects)
+remember(sums .. pack('<I2', #kept) .. concat(kept) .. tail)
+return answer(DONE, sums .. told(due) .. told(overdue) .. pack('<I2', #given) .. concat(given) .. tail)

@@ -1,0 +1,282 @@
+//! claim: expire what is overdue, promote what is due, grant; one partition after the other.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::queue::Partition;
+use super::reap::reports;
+use super::session::Plan;
+use super::settle::Share;
+use super::wire::{In, Out, exact, garbled};
+use super::{AHEAD, RedisStore, refusal};
+use crate::error::{Result, Verb};
+use crate::job::limits;
+use crate::lease::{FencingToken, Grant, Lease, Nonce, Verdict, tokens_ahead};
+use crate::store::record::Kinds;
+use crate::store::{ClaimQueue, ClaimRequest, Claimed, SettleRequest};
+
+/// What is left of a claim's wishes.
+struct Left {
+    leases: usize,
+    bytes: usize,
+    suspect: bool,
+}
+
+/// Settlements that go with the call to one partition.
+struct Riders {
+    name: Vec<u8>,
+    share: Share,
+}
+
+impl RedisStore {
+    pub(super) async fn claim_from(&self, mut request: ClaimRequest) -> Result<Claimed> {
+        request.validate()?;
+        let riders = request.settle.take();
+        let begun = self.shared.sessions.begin(request.request, Verb::Claim);
+        let is_repeat = match begun {
+            Ok(is_repeat) => is_repeat,
+            Err(error) => {
+                // A refused claim does not refuse its settlements.
+                if let Some(riders) = &riders {
+                    self.settle_all(riders).await?;
+                }
+                return Err(error);
+            }
+        };
+        let plan = self.claim_plan(&request).await?;
+        let first = plan.first().map(|(partition, _)| partition);
+        let mut riding = None;
+        let mut settled = Vec::new();
+        if let Some(riders) = &riders {
+            settled = vec![Verdict::Fenced; riders.settlements.len()];
+            riding = self.ride(riders, &request, first).await?;
+            if riding.is_none() {
+                settled = self.settle_all(riders).await?;
+            }
+        }
+        let mut claimed = Claimed::default();
+        let mut left = Left {
+            leases: request.max,
+            bytes: limits::CALL_BYTES,
+            suspect: request.admit_suspect,
+        };
+        let mut refused = false;
+        let mut visited = HashSet::new();
+        for (partition, wanted) in plan.iter() {
+            if left.leases == 0 {
+                break;
+            }
+            visited.insert(partition.keys().tag());
+            let riders = riding.take();
+            let wanted = &request.queues[*wanted];
+            let mut body = self
+                .claim_one(partition, wanted, &request, &left, riders.as_ref())
+                .await?;
+            let status = body.u8()?;
+            let verdicts = body.bytes()?;
+            refusal(status)?;
+            if let Some(riders) = riders {
+                riders.share.verdicts(&verdicts, &mut settled)?;
+            }
+            match body.u8()? {
+                AHEAD => refused = true,
+                status => {
+                    refusal(status)?;
+                    take_in(&mut body, partition, &request, &mut left, &mut claimed)?;
+                }
+            }
+        }
+        if refused && claimed.grants.is_empty() {
+            return Err(tokens_ahead());
+        }
+        if plan.is_empty() {
+            self.nowhere(request.request).await?;
+        }
+        if is_repeat {
+            self.other_hints(&request, &visited, &mut claimed).await?;
+        }
+        let newest = claimed
+            .grants
+            .iter()
+            .filter_map(|grant| grant.leases.last());
+        if let Some(newest) = newest.map(|lease| lease.token.get()).max() {
+            self.shared.seen.fetch_max(newest, Ordering::Relaxed);
+        }
+        claimed.settled = settled;
+        Ok(claimed)
+    }
+
+    /// The partitions to visit, in turn. A repeat visits the same.
+    async fn claim_plan(&self, request: &ClaimRequest) -> Result<Plan> {
+        if let Some(plan) = self.shared.sessions.plan(request.request) {
+            return Ok(plan);
+        }
+        let mut partitions = Vec::new();
+        for (at, wanted) in request.queues.iter().enumerate() {
+            if let Some(queue) = self.queue(&wanted.queue).await? {
+                let turn = request.request.seq + u64::from(request.request.lane);
+                partitions.extend(queue.all(turn).map(|partition| (partition, at)));
+            }
+        }
+        let plan = Arc::new(partitions);
+        self.shared.sessions.set_plan(request.request, &plan);
+        Ok(plan)
+    }
+
+    /// Whether the settlements can go with the call to the first partition.
+    async fn ride(
+        &self,
+        riders: &SettleRequest,
+        request: &ClaimRequest,
+        first: Option<&Partition>,
+    ) -> Result<Option<Riders>> {
+        let Some(first) = first.filter(|_| riders.request.session == request.request.session)
+        else {
+            return Ok(None);
+        };
+        let tag = first.keys().tag();
+        let mut shares = self.shares(&riders.settlements).await?;
+        let all_here = shares.len() == 1
+            && shares[0].partition.keys().tag() == tag
+            && shares[0].places.len() == riders.settlements.len();
+        if !all_here {
+            return Ok(None);
+        }
+        let sessions = &self.shared.sessions;
+        sessions.begin(riders.request, Verb::Settle)?;
+        // Its memory must be there before the request; the claim's own greeting may not be due.
+        if sessions.greeting(riders.request, tag)?.is_some() {
+            return Ok(None);
+        }
+        let name = sessions.sending(riders.request, Verb::Settle, tag)?;
+        Ok(shares.pop().map(|share| Riders { name, share }))
+    }
+
+    async fn claim_one(
+        &self,
+        partition: &Partition,
+        wanted: &ClaimQueue,
+        request: &ClaimRequest,
+        left: &Left,
+        riders: Option<&Riders>,
+    ) -> Result<In> {
+        let mut wishes = Out::default();
+        wishes.u16(left.leases).u8(left.suspect.into());
+        wishes.u32(left.bytes).micros(wanted.term);
+        wishes.micros(wanted.max_lifetime).raw(&exact(wanted.term));
+        wishes.u64(self.shared.seen.load(Ordering::Relaxed));
+        wishes.raw(request.nonce.as_bytes());
+        let (name, data) = match riders {
+            Some(riders) => (&riders.name[..], &riders.share.data.0[..]),
+            None => (&[][..], &[][..]),
+        };
+        let args = [
+            &wishes.0,
+            request.owner.as_bytes(),
+            request.task.as_bytes(),
+            name,
+            data,
+        ];
+        let script = &self.scripts().claim;
+        let keys = partition.keys();
+        let reply = self.request(script, keys, request.request, Verb::Claim, &args);
+        Ok(reply.await?.body)
+    }
+
+    /// A repeat tells what comes next in all of its queues.
+    async fn other_hints(
+        &self,
+        request: &ClaimRequest,
+        visited: &HashSet<&str>,
+        claimed: &mut Claimed,
+    ) -> Result<()> {
+        for wanted in &request.queues {
+            let Some(queue) = self.queue(&wanted.queue).await? else {
+                continue;
+            };
+            for partition in queue.all(0) {
+                if visited.contains(partition.keys().tag()) {
+                    continue;
+                }
+                let script = &self.scripts().inspect;
+                let args: [&[u8]; 3] = [b"hints", b"", b"0"];
+                let mut body = self.look(script, partition.keys(), &args).await?.body;
+                if !body.is_empty() {
+                    hints(&mut body, claimed)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn hints(body: &mut In, claimed: &mut Claimed) -> Result<()> {
+    let (due, deadline) = (body.maybe_micros()?, body.maybe_micros()?);
+    claimed.next_due = earliest(claimed.next_due, due);
+    claimed.next_deadline = earliest(claimed.next_deadline, deadline);
+    Ok(())
+}
+
+fn earliest(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
+    a.into_iter().chain(b).min()
+}
+
+fn take_in(
+    body: &mut In,
+    partition: &Partition,
+    request: &ClaimRequest,
+    left: &mut Left,
+    claimed: &mut Claimed,
+) -> Result<()> {
+    // What was given the first time, so that a repeat goes the same way.
+    left.leases = left.leases.saturating_sub(body.u16()?);
+    left.bytes = left.bytes.saturating_sub(body.u32()?);
+    left.suspect &= body.u8()? == 0;
+    hints(body, claimed)?;
+    let mut kinds = Kinds::default();
+    for _ in 0..body.u16()? {
+        let grant = read_grant(body, partition, request.nonce, &mut kinds)?;
+        claimed.grants.push(grant);
+    }
+    claimed
+        .expired
+        .extend(reports(body, &partition.queue.name)?);
+    Ok(())
+}
+
+fn read_grant(
+    body: &mut In,
+    partition: &Partition,
+    nonce: Nonce,
+    kinds: &mut Kinds,
+) -> Result<Grant> {
+    let id = body.grant()?;
+    let granted = body.micros()?;
+    let granted_at = body.time()?;
+    let term = body.exact()?;
+    let mapped = body.u16()?;
+    let map: Vec<usize> = (0..mapped).map(|_| body.u16()).collect::<Result<_>>()?;
+    let jobs = body.segments(kinds)?;
+    if mapped > 0 && mapped != jobs.len() {
+        return Err(garbled());
+    }
+    let leases = jobs.into_iter().enumerate().map(|(at, job)| {
+        let place = map.get(at).copied().unwrap_or(at) as u64;
+        Lease {
+            token: FencingToken::new(id + place),
+            job: Arc::new(job),
+        }
+    });
+    Ok(Grant {
+        queue: partition.queue.name.clone(),
+        partition: partition.number,
+        id: FencingToken::new(id),
+        nonce,
+        granted_at,
+        term,
+        granted,
+        leases: leases.collect(),
+    })
+}

@@ -1,0 +1,193 @@
+-- control: what operators do.
+-- in   1 request · 2 make with an index: 0 or 1 · 3 command: a letter and what it is about
+--      · 4 reason
+-- out  [u64 done][u64 skipped], [u32 n] n × [16 job][16 holder], [u32 n] n × [u64 token]
+-- why  one partition's share of a command; `audit.lua` has put it on record
+local status, first = recall(ARGV[1])
+if status ~= DONE or first then return reply(status, first) end
+local command = sub(ARGV[3], 1, 1)
+local makes = { P = true, R = true, F = true }
+open_meta(makes[command] and tonumber(ARGV[2]) or nil)
+local done, skipped, duplicates, tokens = 0, 0, {}, {}
+
+local function live_grants()
+  local order = {}
+  for n, gid in ipairs(call('ZRANGE', ENDS, 0, -1)) do order[n] = (read('>I8', gid)) end
+  table.sort(order)
+  local next = 0
+  return function()
+    next = next + 1
+    return order[next] and held(pack('>I8', order[next]))
+  end
+end
+
+-- The first jobs in a state, in the order of their views: id, and for a job in a line without an
+-- index its record.
+local function ready(max)
+  local jobs = {}
+  for line = 0, 15 do
+    local key = line_key(line)
+    local from, wanted, recs = 0, max - #jobs, {}
+    while wanted > 0 and M[IN_LINE + line] > 0 do
+      if M[INDEX] == 1 then
+        local stubs = call('LRANGE', key, from, from + 499)
+        if #stubs == 0 or #jobs >= max then break end
+        from = from + #stubs
+        local ids = {}
+        for n, stub in ipairs(stubs) do ids[n] = sub(stub, 9) end
+        local stand = call('HMGET', JOBS, unpack(ids))
+        for n, stub in ipairs(stubs) do
+          local valid = stand[n] and sub(stand[n], 1, 9) == 'r' .. sub(stub, 1, 8)
+          if valid and #jobs < max then jobs[#jobs + 1] = { id = ids[n] } end
+        end
+      else
+        local seg = #recs < wanted and call('LPOP', key)
+        if not seg then break end
+        open_segment(seg, 1, recs)
+      end
+    end
+    -- Each on its own again, so that it can be taken out of the line by its value.
+    for n = #recs, 1, -1 do call('LPUSH', key, segment({ recs[n] })) end
+    for n = 1, math.min(#recs, wanted) do
+      jobs[#jobs + 1] = { id = id_of(recs[n]), rec = recs[n], from = 1 }
+    end
+  end
+  if #jobs < max then
+    for _, member in ipairs(call('ZRANGE', PARK, 0, max - #jobs - 1)) do
+      local id = sub(member, -16)
+      jobs[#jobs + 1] = { id = id, rec = sub(call('HGET', JOBS, id), 26), from = -1 }
+    end
+  end
+  return jobs
+end
+local function selected(select)
+  local jobs = {}
+  if sub(select, 1, 1) == 'j' then
+    local id = sub(select, 2)
+    if call('HEXISTS', JOBS, id) == 1 then jobs[1] = { id = id } end
+    return jobs
+  end
+  local state, max = read('<c1I4', select, 2)
+  if state == 'r' then return ready(max) end
+  if state == 'l' then
+    for g in live_grants() do
+      for at = 0, g.count - 1 do
+        if #jobs < max and is_live(g, at) then jobs[#jobs + 1] = { id = job_id(g, at), g = g, at = at } end
+      end
+    end
+    return jobs
+  end
+  local members = call('ZRANGE', state == 's' and DUE or SETTLED[state], 0, max - 1)
+  for n, member in ipairs(members) do jobs[n] = { id = sub(member, 9) } end
+  return jobs
+end
+-- Where a selected job stands now: its state, and what JOBS says of it.
+local function standing(job)
+  if job.g then return 'l' end
+  local stands = call('HGET', JOBS, job.id)
+  local state = stands and sub(stands, 1, 1) or 'r'
+  if state == 'l' then
+    job.g, job.at = held(sub(stands, 2, 9)), u8(stands, 10)
+    if not job.g then state = 'c' end
+  end
+  return state, stands or nil
+end
+local function take_out(job, stands) return take(job.id, stands, job.rec, job.from) end
+local is_settled = { c = true, d = true, x = true }
+
+local act = {}
+function act.C(job)
+  local state, stands = standing(job)
+  if state == 'l' then
+    if note(job.g, job.at).cancel then return false end
+    set_note(job.g, job.at, { cancel = true })
+    return true
+  end
+  if is_settled[state] then return false end
+  local rec = take_out(job, stands)
+  local p = parse(rec)
+  put_settled(rec, p, 'x', kept_until('x', p))
+  return true
+end
+function act.U(job)
+  local state, stands = standing(job)
+  if state == 'l' then return false end
+  local rec = take_out(job, stands)
+  local p = parse(rec)
+  free_unique(job.id, p)
+  free_exclusive(job.id, p)
+  add(PURGED, 1)
+  return true
+end
+function act.S(job, delay)
+  local state, stands = standing(job)
+  if state == 'l' or is_settled[state] then return false end
+  local rec = take_out(job, stands)
+  local p = parse(rec)
+  free_exclusive(job.id, p)
+  rec = sub(rec, 1, 40) .. p8(now + delay) .. sub(rec, 49)
+  if delay == 0 then join(rec, p) else put_scheduled(rec) end
+  return true
+end
+function act.D(job)
+  local state, stands = standing(job)
+  if state ~= 'd' then return false end
+  local rec = sub(stands, 26)
+  local p = parse(rec)
+  local holder = take_unique(job.id, p)
+  if holder then
+    duplicates[#duplicates + 1] = job.id .. holder
+    return nil
+  end
+  take_out(job, stands)
+  join(sub(rec, 1, 8) .. rep('\0', 8) .. sub(rec, 17, 40) .. p8(now) .. sub(rec, 49), p)
+  return true
+end
+
+local function revoke(g, at)
+  local rec = record(g, at)
+  tokens[#tokens + 1] = g.base + at
+  finish(g, at, rec, parse(rec), REVOKED, note(g, at).cancel and 'x' or 'back', { reason = ARGV[4] })
+  done = done + 1
+end
+
+if command == 'P' then
+  M[PAUSED], done = 1, 1
+elseif command == 'R' then
+  M[PAUSED], done, bells, alarms = 0, 1, 1000000000, 1000000000
+elseif command == 'F' then
+  M[RELAXED], done = byte(ARGV[3], 2), 1
+elseif command == 'V' then
+  local by, who = sub(ARGV[3], 2, 2), sub(ARGV[3], 3)
+  if by == 'j' then
+    local stands = call('HGET', JOBS, who)
+    if stands and sub(stands, 1, 1) == 'l' then
+      local g, at = held(sub(stands, 2, 9)), u8(stands, 10)
+      if g and is_live(g, at) then revoke(g, at) end
+    end
+  else
+    for g in live_grants() do
+      if (by == 'o' and g.owner or g.task) == who then
+        for at = 0, g.count - 1 do
+          if is_live(g, at) then revoke(g, at) end
+        end
+      end
+    end
+  end
+else
+  local delay = u8(ARGV[3], 2)
+  for _, job in ipairs(selected(sub(ARGV[3], 10))) do
+    local acted = act[command](job, delay)
+    if acted then done = done + 1 elseif acted == false then skipped = skipped + 1 end
+  end
+end
+save_grants()
+
+local ended = {}
+for n = 1, math.min(#tokens, 100) do ended[n] = p8(tokens[n]) end
+local answer = p8(done) .. p8(skipped) .. pack('<I4', #duplicates) .. concat(duplicates)
+  .. pack('<I4', #ended) .. concat(ended)
+remember(answer)
+save_meta()
+ring()
+return reply(DONE, answer)

@@ -1,0 +1,256 @@
+//! control: what operators do, each time on record.
+
+use std::sync::Arc;
+
+use super::RedisStore;
+use super::queue::{Partition, Queue};
+use super::session::Plan;
+use super::wire::{Out, garbled};
+use crate::error::{Error, ErrorKind, Result, Verb};
+use crate::job::{JobId, JobState, QueueName};
+use crate::lease::FencingToken;
+use crate::store::{Command, ControlRequest, Controlled, LeaseSelect, Select};
+
+/// Tokens listed in one audit record.
+const AUDIT_TOKENS: usize = 100;
+
+/// What stands in an audit record behind the time.
+pub(super) type Entry = (String, String, String, u64, Vec<FencingToken>);
+
+/// The letter of a state in the scripts.
+pub(super) const fn letter(state: JobState) -> &'static str {
+    match state {
+        JobState::Scheduled => "s",
+        JobState::Ready => "r",
+        JobState::Leased => "l",
+        JobState::Completed => "c",
+        JobState::Dead => "d",
+        JobState::Cancelled => "x",
+    }
+}
+
+impl RedisStore {
+    pub(super) async fn command(&self, request: &ControlRequest) -> Result<Controlled> {
+        request.validate()?;
+        self.shared.sessions.begin(request.request, Verb::Control)?;
+        let plan = match self.shared.sessions.plan(request.request) {
+            Some(plan) => plan,
+            None => {
+                let plan = Arc::new(self.control_plan(&request.command).await?);
+                self.shared.sessions.set_plan(request.request, &plan);
+                plan
+            }
+        };
+        // On record before anything is done, and again once it is known what was done.
+        let place = self.record(request, 0, &[], None).await?;
+        let (answer, tokens) = self.carry_out(request, &plan).await?;
+        self.record(request, answer.done, &tokens, Some(place))
+            .await?;
+        Ok(answer)
+    }
+
+    async fn carry_out(
+        &self,
+        request: &ControlRequest,
+        plan: &Plan,
+    ) -> Result<(Controlled, Vec<FencingToken>)> {
+        let mut answer = Controlled::default();
+        let mut tokens = Vec::new();
+        let max = most(&request.command);
+        for (partition, _) in plan.iter() {
+            let acted = answer.done + answer.skipped + answer.duplicates.len() as u64;
+            let Some(left) = max.checked_sub(acted as usize).filter(|left| *left > 0) else {
+                break;
+            };
+            let (part, ended) = self.control_one(request, partition, left).await?;
+            answer.done += part.done;
+            answer.skipped += part.skipped;
+            answer.duplicates.extend(part.duplicates);
+            tokens.extend(ended);
+        }
+        tokens.sort_unstable();
+        tokens.truncate(AUDIT_TOKENS);
+        if about_queue(&request.command).is_some() {
+            answer.done = 1;
+        }
+        Ok((answer, tokens))
+    }
+
+    async fn control_one(
+        &self,
+        request: &ControlRequest,
+        partition: &Partition,
+        max: usize,
+    ) -> Result<(Controlled, Vec<FencingToken>)> {
+        let command = packed(&request.command, max);
+        let index: &[u8] = if partition.queue.index { b"1" } else { b"0" };
+        let args: [&[u8]; 3] = [index, &command.0, request.reason.as_bytes()];
+        let script = &self.scripts().control;
+        let keys = partition.keys();
+        let reply = self.request(script, keys, request.request, Verb::Control, &args);
+        let mut body = reply.await?.body;
+        let mut answer = Controlled {
+            done: body.u64()?,
+            skipped: body.u64()?,
+            duplicates: Vec::new(),
+        };
+        for _ in 0..body.u32()? {
+            answer.duplicates.push((body.id()?, body.id()?));
+        }
+        let count = body.u32()?;
+        let token = |_| body.u64().map(FencingToken::new);
+        let tokens = (0..count).map(token).collect::<Result<_>>()?;
+        Ok((answer, tokens))
+    }
+
+    /// The partitions that a command is about.
+    async fn control_plan(&self, command: &Command) -> Result<Vec<(Partition, usize)>> {
+        let partitions = if let Some(name) = about_queue(command) {
+            self.make_queue(name).await?.all(0).collect()
+        } else {
+            match command {
+                Command::Revoke(LeaseSelect::Owner(_) | LeaseSelect::Task(_)) => {
+                    self.all_partitions().await?
+                }
+                Command::Revoke(LeaseSelect::Job(id))
+                | Command::Cancel(Select::Job(id))
+                | Command::RetryDead(Select::Job(id))
+                | Command::Purge(Select::Job(id))
+                | Command::Reschedule {
+                    jobs: Select::Job(id),
+                    ..
+                } => self.locate(*id).await?.into_iter().collect(),
+                Command::Cancel(Select::State { queue, .. })
+                | Command::RetryDead(Select::State { queue, .. })
+                | Command::Purge(Select::State { queue, .. })
+                | Command::Reschedule {
+                    jobs: Select::State { queue, .. },
+                    ..
+                } => {
+                    let queue = self.queue(queue).await?;
+                    queue.iter().flat_map(|queue| queue.all(0)).collect()
+                }
+                _ => Vec::new(),
+            }
+        };
+        Ok(partitions
+            .into_iter()
+            .map(|partition| (partition, 0))
+            .collect())
+    }
+
+    /// The partition that has a job.
+    async fn locate(&self, id: JobId) -> Result<Option<Partition>> {
+        let found = self.find(id).await?;
+        Ok(found.map(|(partition, _)| partition))
+    }
+
+    /// Asks the queues that have an index for a job. Without one nobody can say that it is not
+    /// there.
+    pub(super) async fn find(&self, id: JobId) -> Result<Option<(Partition, super::wire::In)>> {
+        let queues = self.all_queues().await?;
+        let is_indexed = |queue: &Arc<Queue>| queue.index;
+        for queue in queues.iter().filter(|queue| is_indexed(queue)) {
+            for partition in queue.all(0) {
+                let script = &self.scripts().inspect;
+                let args: [&[u8]; 3] = [b"job", id.as_bytes(), b"1"];
+                let mut body = self.look(script, partition.keys(), &args).await?.body;
+                if !body.is_empty() && body.u32()? == 1 {
+                    return Ok(Some((partition, body)));
+                }
+            }
+        }
+        if queues.iter().all(is_indexed) {
+            return Ok(None);
+        }
+        let why =
+            "a queue without an index cannot be asked for a job by id; make it with index=true";
+        Err(Error::new(ErrorKind::Unsupported, why).for_job(id))
+    }
+
+    /// Puts a command on record, or corrects the record.
+    async fn record(
+        &self,
+        request: &ControlRequest,
+        done: u64,
+        tokens: &[FencingToken],
+        place: Option<u64>,
+    ) -> Result<u64> {
+        let entry: Entry = (
+            request.actor.clone(),
+            request.reason.clone(),
+            request.command.to_string(),
+            done,
+            tokens.to_vec(),
+        );
+        let entry = serde_json::to_vec(&entry).map_err(|_| garbled())?;
+        let place = place.map(|place| place.to_string()).unwrap_or_default();
+        let args: [&[u8]; 2] = [&entry, place.as_bytes()];
+        let script = &self.scripts().audit;
+        let home = &self.shared.home;
+        let reply = self.request(script, home, request.request, Verb::Control, &args);
+        reply.await?.body.u64()
+    }
+}
+
+fn about_queue(command: &Command) -> Option<&QueueName> {
+    match command {
+        Command::Pause(queue) | Command::Resume(queue) | Command::Configure { queue, .. } => {
+            Some(queue)
+        }
+        _ => None,
+    }
+}
+
+fn most(command: &Command) -> usize {
+    match command {
+        Command::Cancel(Select::State { max, .. })
+        | Command::RetryDead(Select::State { max, .. })
+        | Command::Purge(Select::State { max, .. })
+        | Command::Reschedule {
+            jobs: Select::State { max, .. },
+            ..
+        } => *max,
+        _ => usize::MAX,
+    }
+}
+
+fn packed(command: &Command, max: usize) -> Out {
+    let mut out = Out::default();
+    let selected = |out: &mut Out, letter: &[u8], delay, jobs: &Select| {
+        out.raw(letter).micros(delay);
+        match jobs {
+            Select::Job(id) => out.raw(b"j").raw(id.as_bytes()),
+            Select::State { state, .. } => {
+                let state = self::letter(*state).as_bytes();
+                out.raw(b"s").raw(state).u32(max)
+            }
+        };
+    };
+    let zero = std::time::Duration::ZERO;
+    match command {
+        Command::Pause(_) => {
+            out.raw(b"P");
+        }
+        Command::Resume(_) => {
+            out.raw(b"R");
+        }
+        Command::Configure { relaxed, .. } => {
+            out.raw(b"F").u8((*relaxed).into());
+        }
+        Command::Cancel(jobs) => selected(&mut out, b"C", zero, jobs),
+        Command::Purge(jobs) => selected(&mut out, b"U", zero, jobs),
+        Command::RetryDead(jobs) => selected(&mut out, b"D", zero, jobs),
+        Command::Reschedule { jobs, delay } => selected(&mut out, b"S", *delay, jobs),
+        Command::Revoke(LeaseSelect::Job(id)) => {
+            out.raw(b"Vj").raw(id.as_bytes());
+        }
+        Command::Revoke(LeaseSelect::Owner(owner)) => {
+            out.raw(b"Vo").raw(owner.as_bytes());
+        }
+        Command::Revoke(LeaseSelect::Task(task)) => {
+            out.raw(b"Vt").raw(task.as_bytes());
+        }
+    }
+    out
+}

@@ -1,0 +1,158 @@
+-- ending: what an expiry or a settlement means for the job. The same rules as `lifecycle/mod.rs`.
+
+-- Expires one lease, and returns the report.
+local DEADLINE, STALLED, LIFE = 0, 1, 2
+local function expire(g, at, cause, front)
+  local rec = record(g, at)
+  local p, n, expiries = parse(rec), note(g, at), u4(rec, 13) + 1
+  local next = 'front'
+  if n.cancel then next = 'x' elseif expiries >= u4(rec, 49) then next = 'd' end
+  local kind = sub(rec, 57, 57 + byte(rec, 57))
+  finish(g, at, rec, p, EXPIRED + cause, next, { expiries = expiries }, front)
+  return p8(g.base + at) .. id_of(rec) .. kind .. text(g.owner) .. text(g.task)
+    .. pack('<I1c1I4', cause, sub(next, 1, 1), expiries) .. text(n.progress or '')
+end
+
+-- Expires up to `max` overdue leases, by (deadline, token). Returns the reports and their number.
+local function expire_overdue(max)
+  local reports, front = {}, {}
+  while #reports < max do
+    local due = call('ZRANGE', ENDS, '-inf', now, 'BYSCORE', 'LIMIT', 0, 100, 'WITHSCORES')
+    if #due == 0 then break end
+    for n = 1, #due, 2 do
+      local g, till = held(due[n]), tonumber(due[n + 1])
+      local cause = till >= g.granted_at + g.lifetime and LIFE or DEADLINE
+      for at = 0, g.count - 1 do
+        if #reports == max then break end
+        if is_live(g, at) then reports[#reports + 1] = expire(g, at, cause, front) end
+      end
+    end
+    save_grants()
+  end
+  if #front > 0 then put_front(front) end
+  return reports
+end
+
+-- The mark of a fence that refused the holder raises the floor, if it can be believed.
+local function believe(mark)
+  if mark > now + BELIEF then return false end
+  M[FLOOR] = math.max(M[FLOOR], mark)
+  return true
+end
+
+local DISBELIEVED_DELAY = 10000000
+-- Ends one lease as its holder says: kind 0 complete, 1 retry, 2 surrender, 3 bury.
+local function settle_one(g, at, kind, say, front)
+  local rec = record(g, at)
+  local p, cancel = parse(rec), note(g, at).cancel
+  local again = M[RELAXED] == 1 and 'free' or 'wait'
+  if kind == 0 then
+    finish(g, at, rec, p, COMPLETED, 'c', { result = say.result }, front)
+  elseif kind == 3 then
+    finish(g, at, rec, p, BURIED, 'd', { failures = u4(rec, 9) + 1, reason = say.reason }, front)
+  elseif kind == 1 or (say.mark and not believe(say.mark)) then
+    local delay = kind == 1 and say.delay or DISBELIEVED_DELAY
+    local change = { failures = u4(rec, 9) + 1, reason = say.reason }
+    if cancel then
+      finish(g, at, rec, p, CANCELLED, 'x', change, front)
+    else
+      change.run_at = now + delay
+      finish(g, at, rec, p, RETRIED, again, change, front)
+    end
+  elseif cancel then
+    finish(g, at, rec, p, CANCELLED, 'x', {}, front)
+  elseif say.delay == 0 then
+    finish(g, at, rec, p, SURRENDERED, 'front', {}, front)
+  else
+    finish(g, at, rec, p, SURRENDERED, 'wait', { run_at = now + say.delay }, front)
+  end
+end
+
+-- Completes neighbouring leases at once, if none of them leaves anything behind.
+local function complete_run(g, from, n, ids)
+  if g.noted == 1 or g.map ~= '' or from + n > g.count then return false end
+  if g.ended ~= '' and sub(g.ended, from + 1, from + n) ~= rep('0', n) then return false end
+  for _, seg in ipairs(segments(g)) do
+    local first, last = math.max(seg.first, from), math.min(seg.first + seg.count, from + n)
+    if first < last then
+      local at = seg.at + 20 + 16 * (first - seg.first)
+      local stored = sub(g.blob, at, at + 16 * (last - first) - 1)
+      if bit.band(seg.flags, LASTING) ~= 0 then return false end
+      if stored ~= sub(ids, 16 * (first - from) + 1, 16 * (last - from)) then return false end
+    end
+  end
+  end_leases(g, from, n)
+  add(ENDED + COMPLETED, n)
+  if M[INDEX] == 1 then
+    local gone = {}
+    for at = 1, 16 * n, 16 do gone[#gone + 1] = sub(ids, at, at + 15) end
+    many('HDEL', JOBS, gone)
+  end
+  return true
+end
+
+-- Applies settlements in order, and returns a verdict for each: a byte with held 1, late 2,
+-- cancel 4; zero is fenced.
+local function settle_all(data)
+  local verdicts, front, at = {}, {}, 1
+  while at <= #data do
+    local gid, nonce, op, from, n
+    gid, nonce, op, from, n, at = read('<c8c16I1I2I2', data, at)
+    if op == 0 then
+      local ids = sub(data, at, at + 16 * n - 1)
+      at = at + 16 * n
+      local g = held(gid)
+      local late = g and deadline(g) <= now
+      if g and g.nonce == nonce and complete_run(g, from, n, ids) then
+        if late then add(LATE, n) end
+        verdicts[#verdicts + 1] = rep(late and '\3' or '\1', n)
+      else
+        for m = 0, n - 1 do
+          g = current(gid, nonce, from + m, sub(ids, 16 * m + 1, 16 * m + 16))
+          if g then
+            local cancel = note(g, from + m).cancel
+            verdicts[#verdicts + 1] = char(1 + (late and 2 or 0) + (cancel and 4 or 0))
+            if late then add(LATE, 1) end
+            settle_one(g, from + m, 0, {}, front)
+          else
+            verdicts[#verdicts + 1] = '\0'
+            add(FENCED, 1)
+          end
+        end
+      end
+    else
+      local id, kind, delay, mark, result, reason
+      id, kind, delay, mark, result, at = read('<c16I1I8I8I4', data, at)
+      local say = { delay = delay, mark = mark > 0 and mark or nil }
+      if result > 0 then
+        say.result = sub(data, at, at + result - 1)
+        at = at + result
+      end
+      reason, at = read('<I4', data, at)
+      say.reason = sub(data, at, at + reason - 1)
+      at = at + reason
+      local g = current(gid, nonce, from, id)
+      if g then
+        local late, cancel = deadline(g) <= now, note(g, from).cancel
+        verdicts[#verdicts + 1] = char(1 + (late and 2 or 0) + (cancel and 4 or 0))
+        if late then add(LATE, 1) end
+        settle_one(g, from, kind, say, front)
+      else
+        verdicts[#verdicts + 1] = '\0'
+        add(FENCED, 1)
+      end
+    end
+  end
+  if #front > 0 then put_front(front) end
+  return concat(verdicts)
+end
+
+-- Applies settlements under their own request; a repeat gets the first verdicts.
+local function settle_under(request, data)
+  local status, first = recall(request)
+  if status ~= DONE or first then return status, first end
+  local verdicts = settle_all(data)
+  save_grants()
+  remember(verdicts)
+  return DONE, verdicts
+end

@@ -1,0 +1,181 @@
+//! enqueue: store jobs, those of a partition together.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::queue::{Partition, Queue};
+use super::wire::Out;
+use super::{RedisStore, Reply};
+use crate::clock::{Timestamp, micros};
+use crate::error::{Result, Verb};
+use crate::job::{JobId, JobRecord, NewJob, QueueName};
+use crate::store::record;
+use crate::store::{EnqueueRequest, Enqueued};
+
+/// Jobs in one segment: a claim that wants fewer has to cut it.
+const SEGMENT_JOBS: usize = 128;
+/// Bytes in one segment.
+const SEGMENT_BYTES: usize = 256 * 1024;
+
+/// The jobs of one partition, packed.
+struct Batch {
+    partition: Partition,
+    /// Where the answers go.
+    places: Vec<usize>,
+    items: Out,
+    segment: Segment,
+}
+
+/// Plain jobs of one priority: the store need not look at them one by one.
+#[derive(Default)]
+struct Segment {
+    priority: u8,
+    flags: u16,
+    weight: usize,
+    ids: Vec<u8>,
+    records: Vec<u8>,
+}
+
+impl Batch {
+    fn add(&mut self, place: usize, id: JobId, job: NewJob) {
+        self.places.push(place);
+        let delay = job.delay;
+        let is_plain = job.unique.is_none() && job.exclusive.is_none() && micros(delay) == 0;
+        let mut job = JobRecord::new(id, job, Timestamp::ZERO);
+        job.run_at = Timestamp::ZERO;
+        if is_plain {
+            self.segment.add(&job, &mut self.items);
+            return;
+        }
+        self.segment.close(&mut self.items);
+        self.items.u8(1).micros(delay);
+        record::encode(&job, &mut self.items.0);
+    }
+}
+
+impl Segment {
+    fn add(&mut self, job: &JobRecord, items: &mut Out) {
+        let is_full = self.ids.len() >= 16 * SEGMENT_JOBS
+            || self.records.len() + job.weight() > SEGMENT_BYTES;
+        if is_full || self.priority != job.options.priority {
+            self.close(items);
+        }
+        self.priority = job.options.priority;
+        let start = self.records.len();
+        record::encode(job, &mut self.records);
+        self.flags |= record::flags_of(&self.records[start..]);
+        self.weight += job.weight();
+        self.ids.extend_from_slice(job.id.as_bytes());
+    }
+
+    fn close(&mut self, items: &mut Out) {
+        if self.ids.is_empty() {
+            return;
+        }
+        items.u8(0).u32(20 + self.ids.len() + self.records.len());
+        items
+            .u16(self.ids.len() / 16)
+            .u16(self.flags.into())
+            .u32(self.weight)
+            .u64(0);
+        items.raw(&self.ids).raw(&self.records);
+        *self = Self::default();
+    }
+}
+
+impl RedisStore {
+    pub(super) async fn enqueue_all(&self, request: EnqueueRequest) -> Result<Vec<Enqueued>> {
+        request.validate()?;
+        let id = request.request;
+        self.shared.sessions.begin(id, Verb::Enqueue)?;
+        let mut queues = BTreeMap::<QueueName, Arc<Queue>>::new();
+        let mut batches = BTreeMap::<(QueueName, u16), Batch>::new();
+        let mut answers = Vec::with_capacity(request.jobs.len());
+        for (place, (job, new)) in request.jobs.into_iter().enumerate() {
+            answers.push(Enqueued::New(job));
+            let queue = match queues.get(&new.queue) {
+                Some(queue) => queue,
+                None => {
+                    let queue = self.make_queue(&new.queue).await?;
+                    queues.entry(new.queue.clone()).or_insert(queue)
+                }
+            };
+            let number = queue.place(job, &new);
+            let batch = batches
+                .entry((new.queue.clone(), number))
+                .or_insert_with(|| Batch {
+                    partition: Partition {
+                        queue: Arc::clone(queue),
+                        number,
+                    },
+                    places: Vec::new(),
+                    items: Out::default(),
+                    segment: Segment::default(),
+                });
+            batch.add(place, job, new);
+        }
+        if batches.is_empty() {
+            return self.nowhere(id).await.map(|()| answers);
+        }
+        for mut batch in batches.into_values() {
+            batch.segment.close(&mut batch.items);
+            let reply = self.store_batch(&batch, id).await?;
+            let mut body = reply.body;
+            for _ in 0..body.u32()? {
+                let place = body.u32()?;
+                let holder = body.id()?;
+                if let Some(place) = batch.places.get(place) {
+                    answers[*place] = Enqueued::Duplicate(holder);
+                }
+            }
+        }
+        Ok(answers)
+    }
+
+    async fn store_batch(&self, batch: &Batch, id: crate::store::RequestId) -> Result<Reply> {
+        let queue = &batch.partition.queue;
+        let index: &[u8] = if queue.index { b"1" } else { b"0" };
+        let script = &self.scripts().enqueue;
+        let keys = batch.partition.keys();
+        let args: [&[u8]; 2] = [index, &batch.items.0];
+        let reply = self.request(script, keys, id, Verb::Enqueue, &args).await?;
+        if reply.created {
+            // A server that lost everything has forgotten its list of queues, too.
+            self.write_queue(&queue.name, queue).await?;
+        }
+        Ok(reply)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::store::record::flag;
+
+    /// Flags of jobs that leave something behind when they complete.
+    const LASTING: u16 = flag::UNIQUE | flag::EXCLUSIVE | flag::RETENTION;
+
+    #[test]
+    fn the_scripts_know_the_flags() {
+        let text = include_str!("record.lua");
+        for (name, value) in [
+            ("UNIQUE", flag::UNIQUE),
+            ("WINDOW", flag::WINDOW),
+            ("EXCLUSIVE", flag::EXCLUSIVE),
+            ("TERM", flag::TERM),
+            ("LIFETIME", flag::MAX_LIFETIME),
+            ("TIMEOUT", flag::TIMEOUT),
+            ("STALL", flag::STALL_LIMIT),
+        ] {
+            let first = text.lines().find(|line| line.contains("local UNIQUE"));
+            let first = first.expect("the flags");
+            let (names, values) = first.split_once(" = ").expect("an assignment");
+            let at = names
+                .trim_start_matches("local ")
+                .split(", ")
+                .position(|n| n == name);
+            let found = values.split(", ").nth(at.expect(name)).expect(name);
+            assert_eq!(found.parse(), Ok(value), "{name}");
+        }
+        assert_eq!(LASTING, 1 + 4 + 128);
+    }
+}

@@ -1,0 +1,194 @@
+-- grant: live grants. HELD has what changes with a grant, RECS the segments of its jobs, NOTES what
+-- is known of single leases. Receipts name a lease by its place in the grant as it was given; `map`
+-- tells where it lies once ended leases have been dropped.
+local HEAD = '<c16I8c12I8I8I2I2I4I1I2I2I2'
+local grants = {}
+
+local function open_grant(gid, raw)
+  local g = { gid = gid, base = (read('>I8', gid)), segs = nil, notes = {} }
+  local owners, tasks, mapped, at
+  g.nonce, g.granted_at, g.term_raw, g.term, g.lifetime, g.count, g.live, g.renewals, g.noted,
+    owners, tasks, mapped, at = read(HEAD, raw)
+  g.owner = sub(raw, at, at + owners - 1)
+  at = at + owners
+  g.task = sub(raw, at, at + tasks - 1)
+  at = at + tasks
+  g.map = sub(raw, at, at + 2 * mapped - 1)
+  g.ended = sub(raw, at + 2 * mapped)
+  grants[gid] = g
+  return g
+end
+local function held(gid)
+  local g = grants[gid]
+  if g == nil then
+    local raw = call('HGET', HELD, gid)
+    g = raw and open_grant(gid, raw) or false
+    grants[gid] = g
+  end
+  return g and g.live > 0 and g
+end
+local function head(g)
+  return pack(HEAD, g.nonce, g.granted_at, g.term_raw, g.term, g.lifetime, g.count, g.live,
+    g.renewals, g.noted, #g.owner, #g.task, #g.map / 2) .. g.owner .. g.task .. g.map .. g.ended
+end
+local function deadline(g)
+  if not g.deadline then g.deadline = tonumber(call('ZSCORE', ENDS, g.gid)) end
+  return g.deadline
+end
+local function is_live(g, at)
+  return at < g.count and (g.ended == '' or byte(g.ended, at + 1) == 48)
+end
+
+local function segments(g)
+  if g.segs then return g.segs end
+  local blob, segs, at, first = call('HGET', RECS, g.gid), {}, 1, 0
+  while at <= #blob do
+    local bytes, count, flags = read('<I4I2I2', blob, at)
+    segs[#segs + 1] = { at = at, first = first, count = count, flags = flags }
+    at, first = at + bytes, first + count
+  end
+  g.blob, g.segs = blob, segs
+  if g.map ~= '' then
+    g.places = {}
+    for n = 0, first - 1 do g.places[(read('<I2', g.map, 2 * n + 1))] = n end
+  end
+  return segs
+end
+-- The segment of a lease, and its place in there.
+local function find(g, at)
+  local segs = segments(g)
+  local place = g.places and g.places[at] or at
+  local low, high = 1, #segs
+  while low < high do
+    local middle = math.ceil((low + high) / 2)
+    if segs[middle].first <= place then low = middle else high = middle - 1 end
+  end
+  return segs[low], place - segs[low].first
+end
+local function job_id(g, at)
+  local seg, n = find(g, at)
+  local from = seg.at + 20 + 16 * n
+  return sub(g.blob, from, from + 15)
+end
+local function record(g, at)
+  local seg, n = find(g, at)
+  if not seg.starts then
+    local starts, from = {}, seg.at + 20 + 16 * seg.count
+    for m = 0, seg.count - 1 do
+      starts[m] = from
+      from = from + u4(g.blob, from)
+    end
+    seg.starts = starts
+  end
+  local from = seg.starts[n]
+  local rec = sub(g.blob, from, from + u4(g.blob, from) - 1)
+  return stamped(rec, sub(g.blob, seg.at + 12, seg.at + 19))
+end
+
+local function note_key(g, at) return g.gid .. pack('>I2', at) end
+local NOTHING = { cancel = false }
+local function note(g, at)
+  if g.noted == 0 then return NOTHING end
+  if g.notes[at] then return g.notes[at] end
+  local raw = call('HGET', NOTES, note_key(g, at))
+  local n = NOTHING
+  if raw then
+    local cancel, shown = read('<I1I4', raw)
+    n = { cancel = cancel == 1, progress = shown > 0 and sub(raw, 6, 5 + shown) or nil }
+    if #raw > 5 + shown then n.seq, n.state = sub(raw, 6 + shown, 13 + shown), sub(raw, 14 + shown) end
+  end
+  g.notes[at] = n
+  return n
+end
+local function set_note(g, at, change)
+  local n = note(g, at)
+  local cancel = change.cancel or n.cancel
+  local progress, seq, state = change.progress or n.progress, change.seq or n.seq, change.state or n.state
+  g.notes[at] = { cancel = cancel, progress = progress, seq = seq, state = state }
+  call('HSET', NOTES, note_key(g, at), pack('<I1I4', cancel and 1 or 0, #(progress or ''))
+    .. (progress or '') .. (seq or '') .. (state or ''))
+  if g.noted == 0 then g.noted, g.dirty = 1, true end
+end
+-- What the lease has saved, as a part of the job's record.
+local function saved(g, at)
+  local n = note(g, at)
+  return n.seq and p8(g.base + at) .. n.seq .. text(n.state)
+end
+
+-- The live lease that a receipt is the proof of.
+local function current(gid, nonce, at, id)
+  local g = held(gid)
+  if g and g.nonce == nonce and is_live(g, at) and job_id(g, at) == id then return g end
+end
+
+local function end_leases(g, at, n)
+  if g.ended == '' then g.ended = rep('0', g.count) end
+  g.ended = sub(g.ended, 1, at) .. rep('1', n) .. sub(g.ended, at + n + 1)
+  g.live, g.dirty = g.live - n, true
+  add(LIVE, -n)
+  add(N_LEASED, -n)
+end
+
+-- Drops the records of ended leases once they are half of what is stored.
+local function compact(g)
+  local stored = g.map ~= '' and #g.map / 2 or g.count
+  if g.live * 2 > stored then return end
+  segments(g)
+  local recs, map = {}, {}
+  for at = 0, g.count - 1 do
+    if is_live(g, at) then
+      recs[#recs + 1] = record(g, at)
+      map[#map + 1] = pack('<I2', at)
+    end
+  end
+  g.map, g.segs, g.places = concat(map), nil, nil
+  call('HSET', RECS, g.gid, segment(recs))
+end
+local function save_grants()
+  for gid, g in pairs(grants) do
+    if g and g.dirty then
+      g.dirty = false
+      if g.live == 0 then
+        call('HDEL', HELD, gid)
+        call('HDEL', RECS, gid)
+        call('ZREM', ENDS, gid)
+        grants[gid] = false
+      else
+        if g.ended ~= '' then compact(g) end
+        call('HSET', HELD, gid, head(g))
+      end
+    end
+  end
+end
+
+-- How leases end, by the place of their count after ENDED.
+local COMPLETED, RETRIED, SURRENDERED, BURIED, CANCELLED, EXPIRED, REVOKED = 0, 1, 2, 3, 4, 5, 8
+
+-- Ends one lease: counts it, and puts the job where it goes. `next` is front, back, wait (keeps
+-- its key), free (does not), or the letter of a settled state. Jobs for the front are collected.
+local function finish(g, at, rec, p, code, next, change, front)
+  local n = note(g, at)
+  local keep
+  if SETTLED[next] then keep = kept_until(next, p) end
+  if keep or not SETTLED[next] then
+    local reason = change.reason
+    change.ended = p8(g.base + at) .. p8(g.granted_at) .. p8(now)
+      .. pack('<I4I1I1', g.renewals, code, (reason and 1 or 0) + (n.progress and 2 or 0))
+      .. text(g.owner) .. text(g.task) .. (reason and text(reason) or '') .. (n.progress or '')
+    change.checkpoint = saved(g, at)
+    rec = rewrite(rec, p, change)
+  end
+  if n ~= NOTHING then call('HDEL', NOTES, note_key(g, at)) end
+  end_leases(g, at, 1)
+  add(ENDED + code, 1)
+  if next == 'front' then
+    front[#front + 1] = { token = g.base + at, rec = rec }
+  elseif next == 'back' then
+    put_back(rec)
+  elseif SETTLED[next] then
+    put_settled(rec, p, next, keep)
+  else
+    if next == 'free' then free_exclusive(id_of(rec), p) end
+    put_scheduled(rec)
+  end
+end

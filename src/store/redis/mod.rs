@@ -1,0 +1,357 @@
+//! Many machines: the store on Redis or Valkey, 7.0 or later.
+//!
+//! Every verb is one script per queue partition, and the scripts are the store: what they do is
+//! atomic, what is here packs their arguments and reads their answers. Jobs lie in lists, many to an
+//! element; a claim moves them into one blob with one deadline, and a settlement of plain jobs drops
+//! the blob unread. [`keys`] names everything that is stored.
+//!
+//! The time is the server's. A partition of a queue is an issuer of tokens of its own; a handle
+//! shows each issuer the largest token it has seen, so that the tokens of one process grow across
+//! its queues as far as the clocks agree.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use redis::Value;
+
+use super::{
+    Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
+    EnqueueRequest, Enqueued, Expiry, PruneRequest, ReapRequest, Renewal, RequestId, SessionId,
+    SettleRequest, Store,
+};
+use crate::clock::{Clock, Timestamp};
+use crate::error::{Error, Result, Verb};
+use crate::inspect::{Query, View};
+use crate::job::{Namespace, QueueName};
+use crate::lease::Verdict;
+use keys::Keys;
+use link::{Link, Script};
+use queue::Queues;
+use script::{BY_HAND, SERVERS, Scripts};
+use session::Sessions;
+use wait::Bells;
+use wire::{In, garbled};
+
+mod acl;
+mod checkpoint;
+mod claim;
+mod control;
+mod dial;
+#[cfg(feature = "cli")]
+pub(crate) mod doctor;
+mod enqueue;
+mod fault;
+mod inspect;
+mod keys;
+mod link;
+#[cfg(all(test, unix))]
+mod link_tests;
+mod listen;
+mod prune;
+mod queue;
+mod reap;
+mod renew;
+mod script;
+mod session;
+mod settle;
+mod url;
+mod wait;
+mod wire;
+
+pub use acl::acl_rule;
+
+/// How a store on Redis is opened.
+#[derive(Clone)]
+pub struct RedisOptions {
+    url: String,
+    namespace: Namespace,
+    partitions: Option<u16>,
+    index: Option<bool>,
+    clock: Option<Arc<dyn Clock>>,
+}
+
+impl RedisOptions {
+    /// Partitions of a queue at most: a claim that finds nothing visits all of them.
+    pub const MAX_PARTITIONS: u16 = 64;
+
+    /// The server of a URL.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self {
+            url: url.into(),
+            namespace: Namespace::default(),
+            partitions: None,
+            index: None,
+            clock: None,
+        }
+    }
+
+    /// The application's share of the server.
+    #[must_use]
+    pub fn namespace(mut self, namespace: Namespace) -> Self {
+        self.namespace = namespace;
+        self
+    }
+
+    /// Over how many slots of a cluster the queues made by this handle are spread. Fixed when a
+    /// queue is made; if not given, one, or whatever the queue was made with.
+    #[must_use]
+    pub fn partitions(mut self, partitions: u16) -> Self {
+        self.partitions = Some(partitions);
+        self
+    }
+
+    /// Whether the queues made by this handle can be asked for single jobs by id: to look at, to
+    /// cancel, to revoke. Fixed when a queue is made; if not given, no, or whatever the queue was
+    /// made with. It makes each job several times as dear for the server, and keeps a second
+    /// mention of it in memory.
+    #[must_use]
+    pub fn index(mut self, index: bool) -> Self {
+        self.index = Some(index);
+        self
+    }
+
+    /// Another clock than the server's, for tests: the scripts are the same.
+    #[must_use]
+    pub fn clock(mut self, clock: impl Clock) -> Self {
+        self.clock = Some(Arc::new(clock));
+        self
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+}
+
+impl fmt::Debug for RedisOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The URL may hold a password.
+        f.debug_struct("RedisOptions")
+            .field("namespace", &self.namespace)
+            .field("partitions", &self.partitions)
+            .field("index", &self.index)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A store on a Redis or Valkey server, or a cluster of them. Clones share its connection.
+#[derive(Clone)]
+pub struct RedisStore {
+    link: Link,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    options: RedisOptions,
+    home: Keys,
+    sessions: Sessions,
+    queues: Queues,
+    bells: Bells,
+    /// The largest token that this handle has seen.
+    seen: AtomicU64,
+}
+
+impl RedisStore {
+    /// Opens a store. Connects at the first call.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a URL or a setting that makes no sense.
+    pub fn open(options: RedisOptions) -> Result<Self> {
+        let at = at(Verb::Open);
+        if let Some(partitions) = options.partitions
+            && !(1..=RedisOptions::MAX_PARTITIONS).contains(&partitions)
+        {
+            let limit = format!("1 to {}", RedisOptions::MAX_PARTITIONS);
+            return Err(at(Error::invalid("partitions", partitions, limit)));
+        }
+        let link = Link::open(&options).map_err(at)?;
+        let shared = Shared {
+            home: Keys::home(&options.namespace),
+            bells: Bells::new(&options.namespace),
+            options,
+            sessions: Sessions::default(),
+            queues: Queues::default(),
+            seen: AtomicU64::new(0),
+        };
+        Ok(Self {
+            link,
+            shared: Arc::new(shared),
+        })
+    }
+
+    fn scripts(&self) -> &'static Scripts {
+        match self.shared.options.clock {
+            None => &SERVERS,
+            Some(_) => &BY_HAND,
+        }
+    }
+
+    /// Runs a script. The last argument shows a test's clock to those that go by hand.
+    async fn call(&self, script: &Script, keys: &[&[u8]], args: &[&[u8]]) -> Result<Reply> {
+        let hand = self.shared.options.clock.as_ref();
+        let shown = hand.map(|clock| clock.now().as_micros().to_string());
+        let mut args = args.to_vec();
+        args.extend(shown.as_ref().map(String::as_bytes));
+        match self.link.call(script, keys, &args).await? {
+            Value::BulkString(answer) => Reply::read(answer),
+            _ => Err(garbled()),
+        }
+    }
+
+    /// Runs a script that changes nothing that must not be changed twice.
+    async fn look(&self, script: &Script, keys: &Keys, args: &[&[u8]]) -> Result<Reply> {
+        let keys: Vec<&[u8]> = keys.all.iter().map(Vec::as_slice).collect();
+        self.call(script, &keys, args).await
+    }
+
+    /// Runs a script under a request, whose first argument it is.
+    async fn request(
+        &self,
+        script: &Script,
+        keys: &Keys,
+        request: RequestId,
+        verb: Verb,
+        args: &[&[u8]],
+    ) -> Result<Reply> {
+        let sessions = &self.shared.sessions;
+        let session = keys.session(request.session);
+        if let Some(heard) = sessions.greeting(request, keys.tag())? {
+            let heard = heard.as_micros().to_string();
+            let open = &self.scripts().open;
+            let reply = self.call(open, &[&session], &[heard.as_bytes()]).await?;
+            sessions.heard(request.session, keys.tag(), reply.now);
+        }
+        let name = sessions.sending(request, verb, keys.tag())?;
+        let mut all: Vec<&[u8]> = keys.all.iter().map(Vec::as_slice).collect();
+        all.push(&session);
+        let mut with: Vec<&[u8]> = vec![&name];
+        with.extend_from_slice(args);
+        let reply = self.call(script, &all, &with).await?;
+        sessions.heard(request.session, keys.tag(), reply.now);
+        Ok(reply)
+    }
+
+    /// What the store's clock shows.
+    async fn now(&self) -> Result<Timestamp> {
+        let slot = &self.shared.home.all[0];
+        let reply = self.call(&self.scripts().open, &[slot], &[b"-1"]).await?;
+        Ok(reply.now)
+    }
+
+    /// Ends a call that has nowhere to go: it keeps its session alive all the same.
+    async fn nowhere(&self, request: RequestId) -> Result<()> {
+        let now = self.now().await?;
+        self.shared.sessions.touch(request, now)
+    }
+}
+
+/// What a script said.
+struct Reply {
+    now: Timestamp,
+    /// The partition was not there before.
+    created: bool,
+    body: In,
+}
+
+const LOST: u8 = 1;
+const OVERTAKEN: u8 = 2;
+const MIXED_UP: u8 = 3;
+const AHEAD: u8 = 4;
+
+fn refusal(status: u8) -> Result<()> {
+    match status {
+        0 => Ok(()),
+        LOST => Err(session::not_open()),
+        OVERTAKEN => Err(session::overtaken()),
+        MIXED_UP => Err(session::mixed_up()),
+        AHEAD => Err(crate::lease::tokens_ahead()),
+        _ => Err(garbled()),
+    }
+}
+
+impl Reply {
+    fn read(answer: Vec<u8>) -> Result<Self> {
+        let mut body = In::new(answer.into());
+        refusal(body.u8()?)?;
+        Ok(Self {
+            now: body.time()?,
+            created: body.u8()? == 1,
+            body,
+        })
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore")
+            .field("options", &self.shared.options)
+            .finish_non_exhaustive()
+    }
+}
+
+fn at(verb: Verb) -> impl Fn(Error) -> Error {
+    move |error| error.during(verb).in_store("redis")
+}
+
+#[async_trait]
+impl Store for RedisStore {
+    fn name(&self) -> &'static str {
+        "redis"
+    }
+
+    async fn dedicated(&self) -> Result<Arc<dyn Store>> {
+        Ok(Arc::new(Self {
+            link: self.link.dedicated().map_err(at(Verb::Open))?,
+            shared: Arc::clone(&self.shared),
+        }))
+    }
+
+    async fn open_session(&self) -> Result<SessionId> {
+        let now = self.now().await.map_err(at(Verb::Open))?;
+        Ok(self.shared.sessions.open(now))
+    }
+
+    async fn enqueue(&self, request: EnqueueRequest) -> Result<Vec<Enqueued>> {
+        self.enqueue_all(request).await.map_err(at(Verb::Enqueue))
+    }
+
+    async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
+        self.claim_from(request).await.map_err(at(Verb::Claim))
+    }
+
+    async fn renew(&self, beats: Vec<Beat>) -> Result<Vec<Renewal>> {
+        self.renew_all(&beats).await.map_err(at(Verb::Renew))
+    }
+
+    async fn settle(&self, request: SettleRequest) -> Result<Vec<Verdict>> {
+        self.settle_all(&request).await.map_err(at(Verb::Settle))
+    }
+
+    async fn checkpoint(&self, request: CheckpointRequest) -> Result<Vec<Checkpointed>> {
+        let saved = self.checkpoint_all(&request).await;
+        saved.map_err(at(Verb::Checkpoint))
+    }
+
+    async fn reap(&self, request: ReapRequest) -> Result<Vec<Expiry>> {
+        self.reap_all(&request).await.map_err(at(Verb::Reap))
+    }
+
+    async fn control(&self, request: ControlRequest) -> Result<Controlled> {
+        self.command(&request).await.map_err(at(Verb::Control))
+    }
+
+    async fn inspect(&self, query: Query) -> Result<View> {
+        self.view(&query).await.map_err(at(Verb::Inspect))
+    }
+
+    async fn wait(&self, queues: &[QueueName], suspects: bool, limit: Duration) -> Result<()> {
+        let wait = self.wait_for(queues, suspects, limit);
+        wait.await.map_err(at(Verb::Wait))
+    }
+
+    async fn prune(&self, request: PruneRequest) -> Result<u64> {
+        self.prune_all(&request).await.map_err(at(Verb::Prune))
+    }
+}

@@ -1,0 +1,42 @@
+//! prune: delete settled jobs past their retention, and unique keys past their window.
+
+use std::sync::Arc;
+
+use super::RedisStore;
+use crate::clock::micros;
+use crate::error::{Result, Verb};
+use crate::job::limits;
+use crate::store::{PruneRequest, bounded};
+
+impl RedisStore {
+    pub(super) async fn prune_all(&self, request: &PruneRequest) -> Result<u64> {
+        bounded("max", request.max, limits::CALL_ITEMS)?;
+        let id = request.request;
+        self.shared.sessions.begin(id, Verb::Prune)?;
+        let plan = match self.shared.sessions.plan(id) {
+            Some(plan) => plan,
+            None => {
+                let all = self.all_partitions().await?;
+                let plan = Arc::new(all.into_iter().map(|partition| (partition, 0)).collect());
+                self.shared.sessions.set_plan(id, &plan);
+                plan
+            }
+        };
+        if plan.is_empty() {
+            self.nowhere(id).await?;
+        }
+        let mut pruned = 0;
+        for (partition, _) in plan.iter() {
+            if pruned >= request.max as u64 {
+                break;
+            }
+            let overdue = micros(request.overdue).to_string();
+            let max = (request.max as u64 - pruned).to_string();
+            let args: [&[u8]; 2] = [overdue.as_bytes(), max.as_bytes()];
+            let script = &self.scripts().prune;
+            let reply = self.request(script, partition.keys(), id, Verb::Prune, &args);
+            pruned += reply.await?.body.u64()?;
+        }
+        Ok(pruned)
+    }
+}

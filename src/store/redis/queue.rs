@@ -1,0 +1,200 @@
+//! Queues and their partitions: which there are, and which job goes where.
+//!
+//! A queue is made by its first enqueue or command. Its number of partitions, and whether it keeps
+//! an index by id, are fixed then. A job goes to the partition that its exclusive key names by its
+//! hash; without one, its unique key; without that, its id. So both kinds of key stay in one
+//! partition each as long as a job does not carry two that disagree: then the exclusive key wins,
+//! and the unique key holds among the jobs of that partition.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use redis::Value;
+
+use super::RedisStore;
+use super::keys::Keys;
+use super::wire::garbled;
+use crate::error::{Error, ErrorKind, Result};
+use crate::job::{JobId, Namespace, NewJob, QueueName};
+
+/// A queue, as it was made.
+#[derive(Debug)]
+pub(super) struct Queue {
+    pub(super) name: QueueName,
+    pub(super) index: bool,
+    pub(super) partitions: Vec<Keys>,
+}
+
+/// One partition of a queue.
+#[derive(Clone, Debug)]
+pub(super) struct Partition {
+    pub(super) queue: Arc<Queue>,
+    pub(super) number: u16,
+}
+
+impl Partition {
+    pub(super) fn keys(&self) -> &Keys {
+        &self.queue.partitions[usize::from(self.number)]
+    }
+}
+
+impl Queue {
+    fn new(namespace: &Namespace, name: &QueueName, partitions: u16, index: bool) -> Arc<Self> {
+        let keys = (0..partitions).map(|number| Keys::of(namespace, name, number));
+        Arc::new(Self {
+            name: name.clone(),
+            index,
+            partitions: keys.collect(),
+        })
+    }
+
+    pub(super) fn partition(self: &Arc<Self>, number: u16) -> Option<Partition> {
+        let there = usize::from(number) < self.partitions.len();
+        there.then(|| Partition {
+            queue: Arc::clone(self),
+            number,
+        })
+    }
+
+    /// All partitions, from one of them on.
+    pub(super) fn all(self: &Arc<Self>, first: u64) -> impl Iterator<Item = Partition> {
+        let count = self.partitions.len() as u64;
+        (0..count).map(move |at| Partition {
+            queue: Arc::clone(self),
+            number: ((first + at) % count) as u16,
+        })
+    }
+
+    /// The partition of a job.
+    pub(super) fn place(&self, id: JobId, job: &NewJob) -> u16 {
+        let hash = match (&job.exclusive, &job.unique) {
+            (Some(key), _) => hash(key.as_str().as_bytes()),
+            (None, Some(unique)) => hash(unique.key.as_str().as_bytes()),
+            (None, None) => hash(id.as_bytes()),
+        };
+        (hash % self.partitions.len() as u64) as u16
+    }
+}
+
+/// FNV-1a: jobs are found where it put them, so it can never change.
+fn hash(bytes: &[u8]) -> u64 {
+    let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix);
+    // Its low bits alone are poor for short keys.
+    hash ^ (hash >> 32)
+}
+
+/// The queues that a handle has met.
+#[derive(Default)]
+pub(super) struct Queues {
+    known: RwLock<HashMap<QueueName, Arc<Queue>>>,
+}
+
+impl RedisStore {
+    fn known(&self, name: &QueueName) -> Option<Arc<Queue>> {
+        let known = self.shared.queues.known.read();
+        known
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(name)
+            .cloned()
+    }
+
+    fn meet(&self, name: &QueueName, made: &[u8]) -> Result<Arc<Queue>> {
+        if let Some(queue) = self.known(name) {
+            return Ok(queue);
+        }
+        let text = std::str::from_utf8(made).map_err(|_| garbled())?;
+        let (partitions, index) = text.split_once(':').ok_or_else(garbled)?;
+        let partitions: u16 = partitions.parse().map_err(|_| garbled())?;
+        let index = index == "1";
+        if partitions == 0 {
+            return Err(garbled());
+        }
+        let options = &self.shared.options;
+        if let Some(wanted) = options.partitions.filter(|wanted| *wanted != partitions) {
+            let limit = format!("{partitions}, as queue {name} was made");
+            return Err(Error::invalid("partitions", wanted, limit));
+        }
+        if let Some(wanted) = options.index.filter(|wanted| *wanted != index) {
+            let limit = format!("{index}, as queue {name} was made");
+            return Err(Error::invalid("index", wanted, limit));
+        }
+        let queue = Queue::new(&options.namespace, name, partitions, index);
+        let known = self.shared.queues.known.write();
+        let mut known = known.unwrap_or_else(PoisonError::into_inner);
+        known.insert(name.clone(), Arc::clone(&queue));
+        Ok(queue)
+    }
+
+    /// A queue, if it has been made.
+    pub(super) async fn queue(&self, name: &QueueName) -> Result<Option<Arc<Queue>>> {
+        if let Some(queue) = self.known(name) {
+            return Ok(Some(queue));
+        }
+        let key = self.shared.home.named("queues");
+        let mut get = redis::cmd("HGET");
+        get.arg(&key).arg(name.as_str());
+        match self.link.run(&key, get).await? {
+            Value::BulkString(made) => self.meet(name, &made).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// A queue, which is made if it is not there.
+    pub(super) async fn make_queue(&self, name: &QueueName) -> Result<Arc<Queue>> {
+        if let Some(queue) = self.queue(name).await? {
+            return Ok(queue);
+        }
+        self.write_queue(name, &self.default_queue(name)).await?;
+        let queue = self.queue(name).await?;
+        queue.ok_or_else(|| {
+            Error::new(
+                ErrorKind::Unavailable,
+                "the server forgot a queue that was just made",
+            )
+        })
+    }
+
+    /// The queue as this handle would make it.
+    pub(super) fn default_queue(&self, name: &QueueName) -> Arc<Queue> {
+        let options = &self.shared.options;
+        Queue::new(
+            &options.namespace,
+            name,
+            options.partitions.unwrap_or(1),
+            options.index.unwrap_or(false),
+        )
+    }
+
+    /// Puts a queue on the list, unless it is there.
+    pub(super) async fn write_queue(&self, name: &QueueName, queue: &Queue) -> Result<()> {
+        let key = self.shared.home.named("queues");
+        let made = format!("{}:{}", queue.partitions.len(), u8::from(queue.index));
+        let mut set = redis::cmd("HSETNX");
+        set.arg(&key).arg(name.as_str()).arg(made);
+        self.link.run(&key, set).await.map(drop)
+    }
+
+    /// All queues, by name.
+    pub(super) async fn all_queues(&self) -> Result<Vec<Arc<Queue>>> {
+        let key = self.shared.home.named("queues");
+        let mut get = redis::cmd("HGETALL");
+        get.arg(&key);
+        let answer = self.link.run(&key, get).await?;
+        let pairs: Vec<(String, Vec<u8>)> =
+            redis::from_redis_value(answer).map_err(|_| garbled())?;
+        let mut queues = Vec::with_capacity(pairs.len());
+        for (name, made) in pairs {
+            let name = QueueName::new(name).map_err(|_| garbled())?;
+            queues.push(self.meet(&name, &made)?);
+        }
+        queues.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(queues)
+    }
+
+    /// All partitions of all queues.
+    pub(super) async fn all_partitions(&self) -> Result<Vec<Partition>> {
+        let queues = self.all_queues().await?;
+        Ok(queues.iter().flat_map(|queue| queue.all(0)).collect())
+    }
+}

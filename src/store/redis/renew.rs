@@ -1,0 +1,117 @@
+//! renew: extend grants, let single leases of them lapse.
+
+use std::collections::BTreeMap;
+
+use super::RedisStore;
+use super::queue::Partition;
+use super::wire::{In, Out, garbled};
+use crate::error::Result;
+use crate::job::{QueueName, limits};
+use crate::lease::FencingToken;
+use crate::store::{Beat, Renewal, record};
+
+/// Beats in one script: short enough for the claims beside it.
+const CHUNK: usize = 1_000;
+/// A place that no lease has.
+const NOWHERE: usize = u16::MAX as usize;
+
+impl RedisStore {
+    pub(super) async fn renew_all(&self, beats: &[Beat]) -> Result<Vec<Renewal>> {
+        Beat::validate_all(beats)?;
+        let mut renewals = vec![Renewal::Fenced; beats.len()];
+        let mut by_partition = BTreeMap::<(QueueName, u16), Vec<usize>>::new();
+        for (at, beat) in beats.iter().enumerate() {
+            let key = (beat.queue.clone(), beat.partition);
+            by_partition.entry(key).or_default().push(at);
+        }
+        for ((name, number), places) in by_partition {
+            let Some(queue) = self.queue(&name).await? else {
+                continue;
+            };
+            let is_here = queue.partition(number).is_some();
+            let Some(partition) = queue.partition(if is_here { number } else { 0 }) else {
+                continue;
+            };
+            for chunk in places.chunks(CHUNK) {
+                self.renew_chunk(&partition, is_here, beats, chunk, &mut renewals)
+                    .await?;
+            }
+        }
+        Ok(renewals)
+    }
+
+    async fn renew_chunk(
+        &self,
+        partition: &Partition,
+        is_here: bool,
+        beats: &[Beat],
+        places: &[usize],
+        renewals: &mut [Renewal],
+    ) -> Result<()> {
+        let mut data = Out::default();
+        for place in places {
+            put_beat(&mut data, &beats[*place], is_here);
+        }
+        let script = &self.scripts().renew;
+        let reply = self.look(script, partition.keys(), &[&data.0]).await?;
+        let mut body = reply.body;
+        for place in places {
+            renewals[*place] = read_renewal(&mut body, &beats[*place])?;
+        }
+        Ok(())
+    }
+}
+
+fn place_of(beat: &Beat, token: FencingToken) -> usize {
+    let place = token.get().checked_sub(beat.grant.get());
+    place
+        .and_then(|place| usize::try_from(place).ok())
+        .filter(|place| *place < limits::GRANT_LEASES)
+        .unwrap_or(NOWHERE)
+}
+
+fn put_beat(data: &mut Out, beat: &Beat, is_here: bool) {
+    let grant = if is_here { beat.grant.get() } else { 0 };
+    data.raw(&grant.to_be_bytes()).raw(beat.nonce.as_bytes());
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for token in &beat.leases {
+        let place = place_of(beat, *token);
+        match runs.last_mut() {
+            Some((first, count)) if *first + *count == place && place != NOWHERE => *count += 1,
+            _ => runs.push((place, 1)),
+        }
+    }
+    data.u16(runs.len());
+    for (first, count) in runs {
+        data.u16(first).u16(count);
+    }
+    data.u16(beat.lapse.len());
+    for token in &beat.lapse {
+        data.u16(place_of(beat, *token));
+    }
+    data.u16(beat.progress.len());
+    for (token, progress) in &beat.progress {
+        let mut raw = Vec::new();
+        record::put_progress(&mut raw, progress);
+        data.u16(place_of(beat, *token)).text(&raw);
+    }
+}
+
+fn read_renewal(body: &mut In, beat: &Beat) -> Result<Renewal> {
+    if body.u8()? == 0 {
+        return Ok(Renewal::Fenced);
+    }
+    let granted = body.micros()?;
+    let mut tokens = || -> Result<Vec<FencingToken>> {
+        let count = body.u16()?;
+        let token = |_| beat.leases.get(body.u16()?).copied().ok_or_else(garbled);
+        (0..count).map(token).collect()
+    };
+    let cancel = tokens()?;
+    let fenced = tokens()?;
+    Ok(Renewal::Held {
+        granted,
+        cancel,
+        fenced,
+    })
+}

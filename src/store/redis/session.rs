@@ -1,0 +1,194 @@
+//! Sessions: which calls have been sent where, so that a repeat is told from a first send.
+//!
+//! A session belongs to the handle that opened it. A partition remembers the last answer of each
+//! lane in its own slot, under a key that is made before the first request goes there. So a request
+//! that finds no memory is refused: it may have been applied, and forgotten. No partition has to
+//! look into another slot to know whether the session lives; the handle shows it the time that the
+//! last answer of the session carried.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::queue::Partition;
+use super::wire::Out;
+use crate::clock::{Timestamp, micros, monotonic};
+use crate::error::{Error, ErrorKind, Result, Verb};
+use crate::store::{RequestId, SESSION_IDLE, SessionId};
+
+/// After this long without an answer a partition is greeted again: well before it forgets.
+const GREET_AGAIN: Duration = Duration::from_secs(300);
+
+/// What a call does where, fixed when it is first sent.
+pub(super) type Plan = Arc<Vec<(Partition, usize)>>;
+
+#[derive(Default)]
+pub(super) struct Sessions {
+    open: Mutex<HashMap<SessionId, Session>>,
+}
+
+struct Session {
+    /// The store's time in the last answer.
+    heard: Timestamp,
+    /// When each partition last answered.
+    met: HashMap<String, Instant>,
+    lanes: HashMap<u32, Lane>,
+}
+
+struct Lane {
+    seq: u64,
+    verb: Verb,
+    sent: HashSet<String>,
+    plan: Option<Plan>,
+}
+
+fn lost(why: &str) -> Error {
+    Error::new(ErrorKind::SessionLost, why)
+}
+
+pub(super) fn not_open() -> Error {
+    lost("the request's session is not open")
+}
+
+pub(super) fn overtaken() -> Error {
+    lost("a later request of the same lane has been answered")
+}
+
+pub(super) fn mixed_up() -> Error {
+    Error::invalid(
+        "request id",
+        "the id of another verb's call",
+        "one call per id",
+    )
+}
+
+fn code(verb: Verb) -> u8 {
+    match verb {
+        Verb::Enqueue => 1,
+        Verb::Claim => 2,
+        Verb::Settle => 3,
+        Verb::Checkpoint => 4,
+        Verb::Reap => 5,
+        Verb::Control => 6,
+        Verb::Prune => 7,
+        _ => 0,
+    }
+}
+
+impl Sessions {
+    fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Session>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn open(&self, now: Timestamp) -> SessionId {
+        let mut open = self.lock();
+        open.retain(|_, session| now.since(session.heard) <= SESSION_IDLE);
+        let id = SessionId::generate();
+        let session = Session {
+            heard: now,
+            met: HashMap::new(),
+            lanes: HashMap::new(),
+        };
+        open.insert(id, session);
+        id
+    }
+
+    /// Takes in a request. True if it has been sent before.
+    pub(super) fn begin(&self, request: RequestId, verb: Verb) -> Result<bool> {
+        let mut open = self.lock();
+        let session = open.get_mut(&request.session).ok_or_else(not_open)?;
+        let lane = session.lanes.entry(request.lane).or_insert_with(|| Lane {
+            seq: 0,
+            verb,
+            sent: HashSet::new(),
+            plan: None,
+        });
+        if lane.seq > request.seq {
+            return Err(overtaken());
+        }
+        if lane.seq == request.seq {
+            return if lane.verb == verb {
+                Ok(true)
+            } else {
+                Err(mixed_up())
+            };
+        }
+        lane.seq = request.seq;
+        lane.verb = verb;
+        lane.sent.clear();
+        lane.plan = None;
+        Ok(false)
+    }
+
+    /// The plan of a request that has one.
+    pub(super) fn plan(&self, request: RequestId) -> Option<Plan> {
+        let open = self.lock();
+        let lane = open.get(&request.session)?.lanes.get(&request.lane)?;
+        lane.plan.clone().filter(|_| lane.seq == request.seq)
+    }
+
+    pub(super) fn set_plan(&self, request: RequestId, plan: &Plan) {
+        let mut open = self.lock();
+        let session = open.get_mut(&request.session);
+        let lane = session.and_then(|session| session.lanes.get_mut(&request.lane));
+        if let Some(lane) = lane.filter(|lane| lane.seq == request.seq) {
+            lane.plan = Some(Arc::clone(plan));
+        }
+    }
+
+    /// When the session was last heard of, if the partition must be greeted before the request.
+    pub(super) fn greeting(&self, request: RequestId, tag: &str) -> Result<Option<Timestamp>> {
+        let open = self.lock();
+        let session = open.get(&request.session).ok_or_else(not_open)?;
+        let is_repeat = session
+            .lanes
+            .get(&request.lane)
+            .is_some_and(|lane| lane.seq == request.seq && lane.sent.contains(tag));
+        let is_met = session
+            .met
+            .get(tag)
+            .is_some_and(|met| monotonic() - *met < GREET_AGAIN);
+        Ok((!is_repeat && !is_met).then_some(session.heard))
+    }
+
+    /// The request as the scripts read it, about to be sent to a partition.
+    pub(super) fn sending(&self, request: RequestId, verb: Verb, tag: &str) -> Result<Vec<u8>> {
+        let mut open = self.lock();
+        let session = open.get_mut(&request.session).ok_or_else(not_open)?;
+        if let Some(lane) = session.lanes.get_mut(&request.lane)
+            && lane.seq == request.seq
+            && !lane.sent.contains(tag)
+        {
+            lane.sent.insert(tag.to_owned());
+        }
+        let mut out = Out::default();
+        out.u32(request.lane as usize).u64(request.seq);
+        out.u8(code(verb)).u64(session.heard.as_micros());
+        Ok(out.0)
+    }
+
+    /// A partition has answered.
+    pub(super) fn heard(&self, session: SessionId, tag: &str, now: Timestamp) {
+        if let Some(session) = self.lock().get_mut(&session) {
+            session.heard = session.heard.max(now);
+            if let Some(met) = session.met.get_mut(tag) {
+                *met = monotonic();
+            } else {
+                session.met.insert(tag.to_owned(), monotonic());
+            }
+        }
+    }
+
+    /// A call that went nowhere keeps its session alive, unless it came too late.
+    pub(super) fn touch(&self, request: RequestId, now: Timestamp) -> Result<()> {
+        let mut open = self.lock();
+        let session = open.get_mut(&request.session).ok_or_else(not_open)?;
+        if micros(now.since(session.heard)) > micros(SESSION_IDLE) {
+            return Err(not_open());
+        }
+        session.heard = session.heard.max(now);
+        Ok(())
+    }
+}

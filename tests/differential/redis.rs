@@ -1,0 +1,123 @@
+//! The Redis store against memory, on a private server.
+//!
+//! Its issuers are the queues, so programs in which tokens of several queues meet a clock that goes
+//! back, or a mark from the future, have one queue; those with two queues have no such steps. Without
+//! an index no job is called by its id.
+
+use std::any::Any;
+use std::sync::{Arc, OnceLock};
+
+use leasehold::Store;
+use leasehold::clock::ManualClock;
+use leasehold::job::Namespace;
+use leasehold::store::{RedisOptions, RedisStore};
+
+use crate::program::{ControlSpec, End, SelectSpec, Step};
+use crate::support::redis::Standalone;
+use crate::{Make, agrees_on, quick_or};
+
+fn server() -> &'static Standalone {
+    static SERVER: OnceLock<Standalone> = OnceLock::new();
+    SERVER.get_or_init(|| Standalone::start(&[]))
+}
+
+fn store(index: bool) -> Box<Make> {
+    Box::new(move |clock: ManualClock| {
+        Box::pin(async move {
+            let namespace = Namespace::new(format!("run-{:016x}", fastrand::u64(..))).unwrap();
+            let options = RedisOptions::new(server().url())
+                .namespace(namespace)
+                .index(index)
+                .clock(clock);
+            let store: Arc<dyn Store> = Arc::new(RedisStore::open(options).unwrap());
+            (store, Box::new(()) as Box<dyn Any>)
+        })
+    })
+}
+
+fn on_one_queue(mut program: Vec<Step>) -> Vec<Step> {
+    for step in &mut program {
+        match step {
+            Step::Enqueue(jobs) => jobs.iter_mut().for_each(|job| job.queue = 0),
+            Step::Claim(claim) => claim.queues = 0,
+            Step::Control(
+                ControlSpec::Pause(queue)
+                | ControlSpec::Resume(queue)
+                | ControlSpec::Configure(queue, _)
+                | ControlSpec::Cancel(SelectSpec::State { queue, .. })
+                | ControlSpec::RetryDead(SelectSpec::State { queue, .. })
+                | ControlSpec::Purge(SelectSpec::State { queue, .. })
+                | ControlSpec::Reschedule(SelectSpec::State { queue, .. }, _),
+            ) => *queue = 0,
+            _ => {}
+        }
+    }
+    program
+}
+
+fn with_time_in_order(mut program: Vec<Step>) -> Vec<Step> {
+    program.retain(|step| !matches!(step, Step::Back(_)));
+    for step in &mut program {
+        let ends = match step {
+            Step::Settle(ends) => ends,
+            Step::Claim(claim) => &mut claim.settle,
+            _ => continue,
+        };
+        for (_, end) in ends {
+            if matches!(end, End::Marked(_)) {
+                *end = End::Surrender(0);
+            }
+        }
+    }
+    program
+}
+
+fn without_ids(program: Vec<Step>) -> Vec<Step> {
+    let mut program = on_one_queue(program);
+    for step in &mut program {
+        match step {
+            Step::Control(
+                ControlSpec::Cancel(jobs)
+                | ControlSpec::RetryDead(jobs)
+                | ControlSpec::Purge(jobs)
+                | ControlSpec::Reschedule(jobs, _),
+            ) => {
+                if let SelectSpec::Job(at) = *jobs {
+                    let (queue, state, max) = (0, at % 6, 1 + at % 4);
+                    *jobs = SelectSpec::State { queue, state, max };
+                }
+            }
+            Step::Control(control) => {
+                if let ControlSpec::RevokeJob(at) = *control {
+                    *control = ControlSpec::RevokeOwner((at % 2) as u8);
+                }
+            }
+            _ => {}
+        }
+    }
+    program
+}
+
+fn agrees(index: bool, change: fn(Vec<Step>) -> Vec<Step>) {
+    if let Err(error) = agrees_on(&store(index), change, quick_or(2_000, 64), 200) {
+        panic!("{error}");
+    }
+}
+
+#[test]
+#[ignore = "needs redis-server: ./tests/run"]
+fn redis_agrees_with_memory_on_one_queue() {
+    agrees(true, on_one_queue);
+}
+
+#[test]
+#[ignore = "needs redis-server: ./tests/run"]
+fn redis_agrees_with_memory_on_two_queues() {
+    agrees(true, with_time_in_order);
+}
+
+#[test]
+#[ignore = "needs redis-server: ./tests/run"]
+fn redis_without_an_index_agrees_with_memory() {
+    agrees(false, without_ids);
+}

@@ -1,0 +1,17 @@
+//! The Redis store's surroundings on real servers: the fixtures, the link, the doctor.
+//!
+//! The cases need `redis-server`; `./tests/run` installs it and runs them.
+
+#![cfg(unix)]
+#![allow(missing_docs, reason = "a test, not an interface")]
+#![allow(clippy::unwrap_used, reason = "trouble here should stop it")]
+#![allow(clippy::disallowed_methods, reason = "it measures the real time")]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+#[cfg(feature = "cli")]
+mod doctor;
+mod proxy;
+mod servers;
+mod store;

@@ -1,0 +1,299 @@
+//! What the Redis store promises beyond the contract: repeats after a loss of memory, a full
+//! server, a server that forgot everything, namespaces, partitions, one sleeper per job.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::clock::ManualClock;
+use leasehold::inspect;
+use leasehold::job::{Namespace, QueueName};
+use leasehold::store::conformance::{Driver, Held, ManualFixture, job, queue};
+use leasehold::store::{
+    Checkpointed, Command, Enqueued, Outcome, RedisOptions, RedisStore, Renewal, Select,
+};
+use leasehold::{ErrorKind, FencingToken, JobId, Store};
+
+use crate::support::redis::{Standalone, until};
+
+fn options(server: &Standalone, namespace: &str) -> RedisOptions {
+    RedisOptions::new(server.url()).namespace(Namespace::new(namespace).unwrap())
+}
+
+async fn driver(options: RedisOptions) -> Driver {
+    let clock = ManualClock::default();
+    let store = RedisStore::open(options.clock(clock.clone())).unwrap();
+    Driver::new(Arc::new(ManualFixture::new(store, clock))).await
+}
+
+fn complete() -> Outcome {
+    Outcome::Complete { result: None }
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_partition_that_forgot_refuses_the_repeat() {
+    let server = Standalone::start(&[]);
+    let d = driver(options(&server, "a")).await;
+    let request = d.enqueue_request(vec![job()]);
+    d.store().enqueue(request.clone()).await.unwrap();
+    let memory: Vec<String> = server.server.tell(&["KEYS", "{a:default:0}:s:*"]);
+    assert_eq!(memory.len(), 1);
+    server.server.tell::<()>(&["DEL", &memory[0]]);
+    let error = d.store().enqueue(request.clone()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::SessionLost);
+    assert_eq!(d.ledger().await.enqueued, 1);
+
+    // Control arm: under another name the same jobs are stored once more.
+    let other = d.other().await;
+    let mut again = request;
+    again.request = other.request();
+    d.store().enqueue(again).await.unwrap();
+    assert_eq!(d.ledger().await.enqueued, 2);
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_full_server_takes_no_jobs_and_lets_holders_out() {
+    let server = Standalone::start(&[]);
+    let d = driver(options(&server, "a")).await;
+    d.enqueue_many(4).await;
+    let held = d.claim(3).await;
+    server
+        .server
+        .tell::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+
+    let refused = d.try_enqueue(vec![job()]).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Full, "{refused}");
+    let refused = d.store().claim(d.claim_request(1)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Full, "{refused}");
+    assert!(matches!(
+        d.renew(held[0].beat()).await,
+        Renewal::Held { .. }
+    ));
+    assert!(matches!(
+        d.checkpoint(&held[0], 1, "half").await,
+        Checkpointed::Saved { .. }
+    ));
+    assert!(d.settle(&held[1], complete()).await.is_held());
+    let surrender = Outcome::Surrender {
+        delay: Duration::ZERO,
+        mark: None,
+    };
+    assert!(d.settle(&held[2], surrender).await.is_held());
+    assert!(d.reap(9).await.is_empty());
+
+    server
+        .server
+        .tell::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(d.claim(9).await.len(), 2);
+    let ledger = d.ledger().await;
+    assert!(ledger.balances());
+    assert_eq!((ledger.enqueued, ledger.expired(), ledger.live), (4, 0, 3));
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn tokens_grow_through_a_server_that_forgot_everything() {
+    let server = Standalone::start(&[]);
+    let store: Arc<dyn Store> = Arc::new(RedisStore::open(options(&server, "a")).unwrap());
+    // The server's own clock: nothing here may look at it.
+    let clock = ManualClock::default();
+    let fixture = || {
+        Arc::new(ManualFixture::new(
+            Shared(Arc::clone(&store)),
+            clock.clone(),
+        ))
+    };
+    let mut last = FencingToken::new(0);
+    for _ in 0..5 {
+        let d = Driver::new(fixture()).await;
+        d.enqueue_many(1_000).await;
+        for _ in 0..10 {
+            let held = d.claim(100).await;
+            assert!(held[0].token() > last, "{} after {last}", held[0].token());
+            last = held.last().unwrap().token();
+        }
+        server.server.tell::<()>(&["FLUSHALL"]);
+    }
+    let d = Driver::new(fixture()).await;
+    d.enqueue_many(1).await;
+    let queues = inspect::queues(d.store()).await.unwrap();
+    assert_eq!(queues.len(), 1, "the queue is on the list again");
+}
+
+/// A store handle that several drivers share.
+struct Shared(Arc<dyn Store>);
+
+#[leasehold::async_trait]
+impl Store for Shared {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+    async fn dedicated(&self) -> leasehold::Result<Arc<dyn Store>> {
+        self.0.dedicated().await
+    }
+    async fn open_session(&self) -> leasehold::Result<leasehold::store::SessionId> {
+        self.0.open_session().await
+    }
+    async fn enqueue(
+        &self,
+        request: leasehold::store::EnqueueRequest,
+    ) -> leasehold::Result<Vec<Enqueued>> {
+        self.0.enqueue(request).await
+    }
+    async fn claim(
+        &self,
+        request: leasehold::store::ClaimRequest,
+    ) -> leasehold::Result<leasehold::store::Claimed> {
+        self.0.claim(request).await
+    }
+    async fn renew(&self, beats: Vec<leasehold::store::Beat>) -> leasehold::Result<Vec<Renewal>> {
+        self.0.renew(beats).await
+    }
+    async fn settle(
+        &self,
+        request: leasehold::store::SettleRequest,
+    ) -> leasehold::Result<Vec<leasehold::Verdict>> {
+        self.0.settle(request).await
+    }
+    async fn checkpoint(
+        &self,
+        request: leasehold::store::CheckpointRequest,
+    ) -> leasehold::Result<Vec<Checkpointed>> {
+        self.0.checkpoint(request).await
+    }
+    async fn reap(
+        &self,
+        request: leasehold::store::ReapRequest,
+    ) -> leasehold::Result<Vec<leasehold::store::Expiry>> {
+        self.0.reap(request).await
+    }
+    async fn control(
+        &self,
+        request: leasehold::store::ControlRequest,
+    ) -> leasehold::Result<leasehold::store::Controlled> {
+        self.0.control(request).await
+    }
+    async fn inspect(&self, query: inspect::Query) -> leasehold::Result<inspect::View> {
+        self.0.inspect(query).await
+    }
+    async fn wait(
+        &self,
+        queues: &[QueueName],
+        suspects: bool,
+        limit: Duration,
+    ) -> leasehold::Result<()> {
+        self.0.wait(queues, suspects, limit).await
+    }
+    async fn prune(&self, request: leasehold::store::PruneRequest) -> leasehold::Result<u64> {
+        self.0.prune(request).await
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn namespaces_share_nothing() {
+    let server = Standalone::start(&[]);
+    let a = driver(options(&server, "a")).await;
+    let b = driver(options(&server, "a.b")).await;
+    let keyed = job().unique("u").unwrap().exclusive("e").unwrap();
+    a.enqueue(keyed.clone()).await;
+    assert!(b.snapshot().await.queues.is_empty());
+    b.enqueue(keyed).await;
+    let held = a.claim_one().await;
+    assert!(b.settle(&held, complete()).await.is_fenced());
+    b.control(Command::Pause(queue())).await;
+    assert!(!a.queue().await.paused);
+    assert_eq!(a.snapshot().await.audit.len(), 0);
+    a.settled(&held, complete()).await;
+    let keys: Vec<String> = server.server.tell(&["KEYS", "*"]);
+    for key in keys {
+        let known = ["{a:", "{a}", "{a.b:", "{a.b}"];
+        assert!(known.iter().any(|tag| key.starts_with(tag)), "{key}");
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn without_an_index_jobs_are_not_called_by_id() {
+    let server = Standalone::start(&[]);
+    let d = driver(options(&server, "a")).await;
+    let id = d.enqueue(job()).await;
+    let looked = inspect::job(d.store(), id).await.unwrap_err();
+    assert_eq!(looked.kind(), ErrorKind::Unsupported);
+    let cancel = d.control_request(Command::Cancel(Select::Job(id)));
+    let refused = d.store().control(cancel).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    assert!(d.snapshot().await.audit.is_empty());
+
+    let other = RedisStore::open(options(&server, "a").index(true)).unwrap();
+    let session = other.open_session().await.unwrap();
+    let mut request = d.enqueue_request(vec![job()]);
+    request.request.session = session;
+    let refused = other.enqueue(request).await.unwrap_err();
+    assert_eq!(refused.field(), Some("index"), "{refused}");
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn partitions_share_a_queue_and_keep_a_key_together() {
+    let server = Standalone::start(&[]);
+    let d = driver(options(&server, "a").partitions(4).index(true)).await;
+    let plain: HashSet<JobId> = d.enqueue_many(200).await.into_iter().collect();
+    let mut keyed = Vec::new();
+    for n in 0..60 {
+        keyed.push(job().exclusive(format!("key {}", n % 12)).unwrap());
+    }
+    d.enqueue_all(keyed).await;
+    let mut ready = Vec::new();
+    while let Some(more) = Some(d.claim(50).await).filter(|more| !more.is_empty()) {
+        ready.extend(more);
+    }
+    let ids: HashSet<JobId> = ready.iter().map(Held::id).collect();
+    assert_eq!((ids.len(), ready.len()), (212, 212));
+    assert!(plain.is_subset(&ids));
+    let used: HashSet<u16> = ready.iter().map(|held| held.receipt.partition()).collect();
+    assert_eq!(used.len(), 4);
+    assert_eq!(d.view(ready[0].id()).await.job.id, ready[0].id());
+    for held in &ready {
+        d.settled(held, complete()).await;
+    }
+    assert_eq!(d.claim(100).await.len(), 12, "the next of each key");
+
+    let other = driver(options(&server, "a").partitions(2)).await;
+    let refused = other.try_enqueue(vec![job()]).await.unwrap_err();
+    assert_eq!(refused.field(), Some("partitions"), "{refused}");
+    assert!(RedisStore::open(options(&server, "a").partitions(65)).is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn one_job_wakes_one_sleeper() {
+    let server = Standalone::start(&[]);
+    let d = driver(options(&server, "a")).await;
+    let sleepers = || {
+        server
+            .server
+            .tell::<usize>(&["ZCARD", "{a:default:0}:doze"])
+    };
+    let queues = [queue()];
+    let wait = || d.store().wait(&queues, false, Duration::from_secs(60));
+    let asleep = async {
+        let fact = || (sleepers() == 3).then_some(());
+        tokio::task::block_in_place(|| until("three sleepers", fact));
+        d.enqueue(job()).await;
+        sleepers()
+    };
+    let (_, _, _, left) = tokio::join!(wait(), wait(), wait(), asleep);
+    assert_eq!(left, 2, "one job takes one sleeper out");
+}
+
+#[test]
+fn a_password_is_never_shown() {
+    let options = RedisOptions::new("redis://user:secret@127.0.0.1:1/0");
+    assert!(!format!("{options:?}").contains("secret"));
+    if let Err(error) = RedisStore::open(options) {
+        assert!(!format!("{error} {error:?}").contains("secret"));
+    }
+}

@@ -99,7 +99,7 @@ fn without_ids(program: Vec<Step>) -> Vec<Step> {
 }
 
 fn agrees(index: bool, change: fn(Vec<Step>) -> Vec<Step>) {
-    if let Err(error) = agrees_on(&store(index), change, quick_or(2_000, 64), 200) {
+    if let Err(error) = agrees_on(&store(index), change, quick_or(2_000, 32), 200) {
         panic!("{error}");
     }
 }

@@ -14,7 +14,7 @@ use leasehold::store::{
 };
 use leasehold::{ErrorKind, FencingToken, JobId, Store};
 
-use crate::support::redis::{Standalone, until};
+use crate::support::redis::Standalone;
 
 fn options(server: &Standalone, namespace: &str) -> RedisOptions {
     RedisOptions::new(server.url()).namespace(Namespace::new(namespace).unwrap())
@@ -267,7 +267,7 @@ async fn partitions_share_a_queue_and_keep_a_key_together() {
     assert!(RedisStore::open(options(&server, "a").partitions(65)).is_err());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn one_job_wakes_one_sleeper() {
     let server = Standalone::start(&[]);
@@ -280,8 +280,9 @@ async fn one_job_wakes_one_sleeper() {
     let queues = [queue()];
     let wait = || d.store().wait(&queues, false, Duration::from_secs(60));
     let asleep = async {
-        let fact = || (sleepers() == 3).then_some(());
-        tokio::task::block_in_place(|| until("three sleepers", fact));
+        while sleepers() < 3 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         d.enqueue(job()).await;
         sleepers()
     };

@@ -84,26 +84,27 @@ local DONE, LOST, OVERTAKEN, MIXED_UP, AHEAD = 0, 1, 2, 3, 4
 
 -- The request's name, and what its lane remembers. Returns a refusal, or DONE and the first answer.
 local R
-local function is_idle(used, heard) return now - math.max(used, heard) > SESSION_IDLE end
+-- The caller tells when it last heard of its session; a partition knows its own share only.
+local function is_idle(heard) return now - heard > SESSION_IDLE end
 local function recall(packed)
   local lane, seq, verb, heard = read('<c4I8I1I8', packed)
   R = { lane = lane, seq = seq, verb = verb }
-  local kept = call('HMGET', SESSION, 'used', lane)
+  local kept = call('HMGET', SESSION, 'open', lane)
   -- `open.lua` has been here before: a memory that is gone may have held this very request.
-  if not kept[1] or is_idle(u8(kept[1], 1), heard) then return LOST end
+  if not kept[1] or is_idle(heard) then return LOST end
   if kept[2] then
     local last, of = read('<I8I1', kept[2])
     if last > seq then return OVERTAKEN end
     if last == seq then
       if of ~= verb then return MIXED_UP end
-      call('HSET', SESSION, 'used', p8(now))
+      call('PEXPIRE', SESSION, 1200000)
       return DONE, sub(kept[2], 10)
     end
   end
   return DONE
 end
 local function remember(answer)
-  call('HSET', SESSION, 'used', p8(now), R.lane, pack('<I8I1', R.seq, R.verb) .. answer)
+  call('HSET', SESSION, R.lane, pack('<I8I1', R.seq, R.verb) .. answer)
   call('PEXPIRE', SESSION, 1200000)
 end
 local function reply(status, body)

@@ -85,6 +85,9 @@ impl RedisStore {
                 status => {
                     refusal(status)?;
                     take_in(&mut body, partition, &request, &mut left, &mut claimed)?;
+                    let newest = claimed.grants.last().and_then(|grant| grant.leases.last());
+                    let newest = newest.map_or(0, |lease| lease.token.get());
+                    self.shared.seen.fetch_max(newest, Ordering::Relaxed);
                 }
             }
         }
@@ -96,13 +99,6 @@ impl RedisStore {
         }
         if is_repeat {
             self.other_hints(&request, &visited, &mut claimed).await?;
-        }
-        let newest = claimed
-            .grants
-            .iter()
-            .filter_map(|grant| grant.leases.last());
-        if let Some(newest) = newest.map(|lease| lease.token.get()).max() {
-            self.shared.seen.fetch_max(newest, Ordering::Relaxed);
         }
         claimed.settled = settled;
         Ok(claimed)

@@ -73,13 +73,18 @@ impl RedisStore {
                 ledger: Ledger::default(),
                 oldest_ready: None,
             };
+            let mut is_there = false;
             for partition in queue.all(0) {
                 let (now, mut body) = self.ask(&partition, "queue", "", 0, ["", ""]).await?;
                 if !body.is_empty() {
+                    is_there = true;
                     add_partition(&mut view, &mut body, now)?;
                 }
             }
-            views.push(view);
+            // A queue is put on the list before its first job is stored.
+            if is_there {
+                views.push(view);
+            }
         }
         Ok(views)
     }

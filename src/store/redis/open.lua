@@ -6,8 +6,7 @@
 --      finds no memory may have been applied, and is refused
 local heard = tonumber(ARGV[1])
 if heard < 0 then return reply(DONE) end
-local used = call('HGET', SESSION, 'used')
-if is_idle(used and u8(used, 1) or 0, heard) then return reply(LOST) end
-call('HSET', SESSION, 'used', p8(now))
+if is_idle(heard) then return reply(LOST) end
+call('HSET', SESSION, 'open', 1)
 call('PEXPIRE', SESSION, 1200000)
 return reply(DONE)

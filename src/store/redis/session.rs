@@ -172,7 +172,7 @@ impl Sessions {
     /// A partition has answered.
     pub(super) fn heard(&self, session: SessionId, tag: &str, now: Timestamp) {
         if let Some(session) = self.lock().get_mut(&session) {
-            session.heard = session.heard.max(now);
+            session.heard = now;
             if let Some(met) = session.met.get_mut(tag) {
                 *met = monotonic();
             } else {
@@ -188,7 +188,7 @@ impl Sessions {
         if micros(now.since(session.heard)) > micros(SESSION_IDLE) {
             return Err(not_open());
         }
-        session.heard = session.heard.max(now);
+        session.heard = now;
         Ok(())
     }
 }

@@ -24,8 +24,8 @@ use crate::store::{Checkpoint, Checkpointed, Enqueued};
 /// The lease that a handler works under. Clones are the same lease.
 #[derive(Clone)]
 pub struct Context {
-    held: Arc<Run>,
-    index: usize,
+    pub(crate) held: Arc<Run>,
+    pub(crate) index: usize,
 }
 
 impl Context {
@@ -33,11 +33,11 @@ impl Context {
         Self { held, index }
     }
 
-    fn pool(&self) -> &Pool {
+    pub(crate) fn pool(&self) -> &Pool {
         &self.held.pool
     }
 
-    fn lease(&self) -> &HeldLease {
+    pub(crate) fn lease(&self) -> &HeldLease {
         &self.held.leases[self.index]
     }
 

@@ -8,6 +8,7 @@
 //! | `demo`, `demo_stage`, `demo_view`, `demo_worker` | `leasehold demo` |
 //! | `bench`, `bench_run`, `bench_raw` | `leasehold bench` |
 //! | `enqueue` | `leasehold enqueue` |
+//! | `serve` | `leasehold serve` |
 //! | `stats` | `leasehold stats` |
 //! | `out`, `scratch` | how things are printed; a directory for what must not stay |
 
@@ -34,6 +35,7 @@ mod demo_worker;
 mod enqueue;
 mod out;
 mod scratch;
+mod serve;
 mod stats;
 
 const EXIT_CODES: &str = "\
@@ -84,6 +86,8 @@ enum Command {
     Bench(bench::Args),
     /// Store a job
     Enqueue(enqueue::Args),
+    /// Serve the dashboard and /metrics of a store
+    Serve(serve::Args),
     /// Show the queues: jobs by state, the ledger, the oldest ready job
     Stats(stats::Args),
     #[cfg(unix)]
@@ -171,6 +175,10 @@ fn start(cli: &Cli) -> Done {
             Command::DemoWorker(args) => demo_worker::run(args, cli.url()?).await,
             Command::Bench(args) => bench::run(args, cli, json).await,
             Command::Enqueue(args) => enqueue::run(args, cli.url()?, json).await,
+            Command::Serve(args) => match args.store() {
+                Some(url) => serve::run(args, url).await,
+                None => serve::run(args, cli.url()?).await,
+            },
             Command::Stats(args) => stats::run(args, cli.url()?, json).await,
         }
     });

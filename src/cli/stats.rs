@@ -45,7 +45,7 @@ pub(super) async fn run(args: &Args, url: &str, json: bool) -> Done {
 }
 
 /// Opening a SQLite store creates it; looking at one must not.
-fn must_exist(url: &str) -> Done {
+pub(super) fn must_exist(url: &str) -> Done {
     let address = url.split('?').next().unwrap_or_default();
     let Some(path) = address.strip_prefix("sqlite:") else {
         return Ok(());

@@ -54,6 +54,7 @@ pub(crate) async fn bind(address: SocketAddr, guarded: bool) -> Result<TcpListen
 /// Serves until `until` is done, then drops what is still open.
 pub(crate) async fn serve(listener: TcpListener, router: Router, until: impl Future<Output = ()>) {
     let table = Arc::new(Table::default());
+    let _closing = Closing(Arc::clone(&table));
     let accept = async {
         loop {
             match listener.accept().await {
@@ -66,8 +67,16 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, until: impl Fut
         () = accept => {}
         () = until => {}
     }
-    for (_, open) in table.lock().open.drain() {
-        open.task.abort();
+}
+
+/// Drops the connections with the server, also if it is itself dropped.
+struct Closing(Arc<Table>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        for (_, open) in self.0.lock().open.drain() {
+            open.task.abort();
+        }
     }
 }
 

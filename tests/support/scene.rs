@@ -157,7 +157,10 @@ impl Playing {
 pub(crate) async fn play(client: &Client) -> Playing {
     let store = Arc::clone(client.store());
     // Leases that expire: their owner is gone.
-    let exports = (0..6).map(|n| job("exports", "export_ledger", &format!("{{\"month\":{n}}}")));
+    let exports = (0..6).map(|n| {
+        let export = job("exports", "export_ledger", &format!("{{\"month\":{n}}}"));
+        export.retention(Duration::from_secs(3_600))
+    });
     client.enqueue_all(exports.collect()).await.unwrap();
     abandon(
         &*store,

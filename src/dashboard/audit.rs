@@ -2,7 +2,7 @@
 
 use super::html::{Html, html, put};
 use super::page::{Asked, Shown, Trouble, given};
-use super::words::{ago, clip, grouped};
+use super::words::{ago, clip, grouped, now};
 use crate::inspect::{self, Page};
 
 const ROWS: usize = 50;
@@ -33,7 +33,7 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
         put!(
             live,
             r#"<tr><td>{}</td><td><b>{}</b></td><td>{}</td><td class="why">{}</td><td class="num">{}</td><td class="mono">{}{}</td></tr>"#,
-            ago(record.at, asked.now()),
+            ago(record.at, now()),
             record.actor,
             record.command,
             clip(&record.reason, 400),

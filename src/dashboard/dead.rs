@@ -6,7 +6,7 @@ use super::App;
 use super::html::{Html, html, put, query};
 use super::jobs::last_words;
 use super::page::{Asked, Shown, Trouble};
-use super::words::{ago, clip, count, grouped};
+use super::words::{ago, clip, count, grouped, now};
 use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::inspect::{self, JobView, Page};
@@ -125,7 +125,7 @@ pub(super) async fn show(asked: &Asked) -> std::result::Result<Shown, Trouble> {
     }
     put!(
         live,
-        r#"<div class="scroll"><table class="rows"><thead><tr><th scope="col" class="num">Jobs</th><th scope="col">Kind</th><th scope="col">Error, without its numbers</th><th scope="col">Queue</th><th scope="col">First</th><th scope="col">Last</th><th scope="col">One of them</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>"#
+        r#"<div class="scroll"><table class="rows"><thead><tr><th scope="col" class="num">Jobs</th><th scope="col">Kind</th><th scope="col">Error, without its numbers</th><th scope="col">Queue</th><th scope="col">First</th><th scope="col">Last</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>"#
     );
     for group in found.groups.iter().take(SHOWN) {
         let fields = |wish: &'static str| {
@@ -138,25 +138,25 @@ pub(super) async fn show(asked: &Asked) -> std::result::Result<Shown, Trouble> {
         };
         put!(
             live,
-            r#"<tr data-key="{}/{}/{}"><td class="num big">{}</td><td><b>{}</b></td><td class="why">{}</td>"#,
+            r#"<tr data-key="{}/{}/{}"><td class="num big">{}</td><td><b>{}</b></td><td class="why">{} <small>for one {}</small></td>"#,
             group.queue,
             group.kind,
             group.error,
             grouped(group.jobs),
             group.kind,
-            group.error
+            group.error,
+            asked.job(group.example)
         );
         put!(
             live,
-            r#"<td><a href="{}">{}</a></td><td>{}</td><td>{}</td><td>{}</td><td class="acts">{}{}</td></tr>"#,
+            r#"<td><a href="{}">{}</a></td><td>{}</td><td>{}</td><td class="acts">{}{}</td></tr>"#,
             asked.to(&format!(
                 "/jobs?queue={}&state=dead",
                 query(group.queue.as_str())
             )),
             group.queue,
-            ago(group.first, asked.now()),
-            ago(group.last, asked.now()),
-            asked.job(group.example),
+            ago(group.first, now()),
+            ago(group.last, now()),
             asked.action("Retry matching", "good", &fields("retry")),
             asked.action("Purge matching", "danger", &fields("purge"))
         );

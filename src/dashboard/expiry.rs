@@ -138,17 +138,13 @@ pub(super) async fn show(asked: &Asked) -> std::result::Result<Shown, Trouble> {
     let mut live = hints(&seen, &study);
     put!(
         live,
-        r#"<div class="cols">{}{}</div>"#,
+        r#"<div class="cols"><div>{}{}</div><div>{}{}</div></div>{}"#,
         causes(&seen.ledger),
-        margins(&study)
-    );
-    put!(
-        live,
-        r#"<div class="cols">{}{}</div>"#,
         attempts(&study),
-        at_release(&study)
+        margins(&study),
+        at_release(&study),
+        holds(&study)
     );
-    put!(live, "{}", holds(&study));
     Ok(Shown::new("Expiry analysis", Html::new(), live))
 }
 
@@ -164,9 +160,10 @@ fn hints(seen: &Snapshot, study: &Study) -> Html {
             count(ledger.expired_deadline, "lease")
         );
         if all > 0 && never * 2 > all {
-            text += &format!(
+            let more = format!(
                 " {never} of the {all} that can still be seen were never renewed once: the worker was gone within a third of the term, or blocks its own renewer. Look for kills and out-of-memory at those times before you touch the term."
             );
+            text += &more;
         } else {
             text += " If the processes were alive at the time, raise the term, or find what stopped them for so long; if they were killed, the lease did its work.";
         }

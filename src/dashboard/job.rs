@@ -3,7 +3,7 @@
 use super::html::{Html, html, put, query};
 use super::leases::{Row, countdown, progress};
 use super::page::{Asked, Shown, Trouble};
-use super::words::{ago, clip, count, grouped, moment, short};
+use super::words::{ago, clip, count, grouped, moment, now, short};
 use crate::clock::Timestamp;
 use crate::inspect::{self, JobView};
 use crate::job::{JobId, JobState};
@@ -28,7 +28,7 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
     let mut live = Html::new();
     put!(live, "{}", summary(asked, &view));
     put!(live, "{}", errors(&view));
-    put!(live, "{}", leases(asked, &view));
+    put!(live, "{}", leases(&view));
     put!(live, "{}", stored(asked, &view));
     Ok(Shown::new(&format!("Job {id}"), Html::new(), live))
 }
@@ -48,7 +48,7 @@ fn summary(asked: &Asked, view: &JobView) -> Html {
         job.kind,
         asked.to(&queue),
         view.queue,
-        words(asked, view)
+        words(view)
     );
     if let Some(lease) = &view.lease {
         put!(
@@ -90,9 +90,9 @@ fn summary(asked: &Asked, view: &JobView) -> Html {
     html
 }
 
-fn words(asked: &Asked, view: &JobView) -> Html {
+fn words(view: &JobView) -> Html {
     let job = &view.job;
-    let now = asked.now();
+    let now = now();
     let mut html = html!(
         "Attempt {}: {}, {}. Stored {}. ",
         job.attempt(),
@@ -106,7 +106,7 @@ fn words(asked: &Asked, view: &JobView) -> Html {
     match view.state {
         JobState::Scheduled => put!(html, "Due {}.", ago(job.run_at, now)),
         JobState::Ready if view.parked => {
-            put!(html, "Waits behind another job of its exclusive key.")
+            put!(html, "Waits behind another job of its exclusive key.");
         }
         JobState::Ready => put!(html, "In line since {}.", ago(job.run_at, now)),
         JobState::Leased => {}
@@ -152,7 +152,7 @@ pub(super) fn end_words(end: LeaseEnd) -> (&'static str, &'static str) {
     }
 }
 
-fn leases(asked: &Asked, view: &JobView) -> Html {
+fn leases(view: &JobView) -> Html {
     let history = &view.job.history;
     let mut html = html!(r#"<section class="card"><h2>Leases</h2>"#);
     if history.is_empty() && view.lease.is_none() {
@@ -162,10 +162,10 @@ fn leases(asked: &Asked, view: &JobView) -> Html {
         );
         return html;
     }
-    put!(html, "{}", timeline(view, asked.now()));
+    put!(html, "{}", timeline(view, now()));
     put!(
         html,
-        r#"<div class="scroll"><table class="rows"><caption>The last {}, newest first</caption><thead><tr><th scope="col">Ended</th><th scope="col">How and why</th><th scope="col">Owner and task</th><th scope="col" class="num">Token</th><th scope="col">Granted</th><th scope="col" class="num">Held</th><th scope="col" class="num">Renewals</th><th scope="col">Progress</th></tr></thead><tbody>"#,
+        r#"<div class="scroll"><table class="rows"><caption>{}, newest first; the last eight are kept</caption><thead><tr><th scope="col">Ended</th><th scope="col">How and why</th><th scope="col">Owner and task</th><th scope="col" class="num">Token</th><th scope="col">Granted</th><th scope="col" class="num">Held</th><th scope="col" class="num">Renewals</th><th scope="col">Progress</th></tr></thead><tbody>"#,
         count(history.len() as u64, "ended lease")
     );
     for ended in history.iter().rev() {
@@ -174,7 +174,7 @@ fn leases(asked: &Asked, view: &JobView) -> Html {
             html,
             r#"<tr data-key="{}"><td>{}</td><td><span class="chip s-{}">{}</span> <span class="why">{}</span></td><td>{}<br><small>{}</small></td>"#,
             ended.token,
-            ago(ended.ended_at, asked.now()),
+            ago(ended.ended_at, now()),
             class,
             words,
             clip(ended.reason.as_deref().unwrap_or_default(), 400),
@@ -310,15 +310,7 @@ fn bytes(bytes: &[u8]) -> Html {
         Err(error) if error.error_len().is_none() => {
             String::from_utf8_lossy(&shown[..error.valid_up_to()]).into_owned()
         }
-        Err(_) => shown[..shown.len().min(1_024)]
-            .chunks(16)
-            .map(|line| {
-                line.iter()
-                    .map(|byte| format!("{byte:02x} "))
-                    .collect::<String>()
-                    + "\n"
-            })
-            .collect(),
+        Err(_) => hex(&shown[..shown.len().min(1_024)]),
     };
     let mut html = html!("<pre tabindex=\"0\">{}</pre>", text);
     if shown.len() < bytes.len() {
@@ -330,4 +322,14 @@ fn bytes(bytes: &[u8]) -> Html {
         );
     }
     html
+}
+
+fn hex(bytes: &[u8]) -> String {
+    let digit = |half: u8| char::from_digit(half.into(), 16).unwrap_or_default();
+    let mut text = String::with_capacity(bytes.len() * 3);
+    for (at, byte) in bytes.iter().enumerate() {
+        text.extend([digit(byte >> 4), digit(byte & 15)]);
+        text.push(if at % 16 == 15 { '\n' } else { ' ' });
+    }
+    text
 }

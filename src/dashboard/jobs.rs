@@ -2,7 +2,7 @@
 
 use super::html::{Html, html, put, query};
 use super::page::{Asked, Shown, Trouble, given, parsed};
-use super::words::{ago, clip, grouped};
+use super::words::{ago, clip, grouped, now};
 use crate::inspect::{self, JobView, Page};
 use crate::job::{JobState, QueueName};
 
@@ -87,7 +87,7 @@ fn row(asked: &Asked, view: &JobView) -> Html {
     put!(
         html,
         r#"</td><td>{}</td><td class="num">{}</td><td class="num">{}</td><td class="num">{}</td><td class="num">{}</td><td class="why">{}</td></tr>"#,
-        ago(when, asked.now()),
+        ago(when, now()),
         job.attempt(),
         job.failures,
         job.expiries,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::html::{Html, html, put};
 use super::page::{Asked, Shown, Trouble, given, parsed};
-use super::words::{ago, count, grouped, percent};
+use super::words::{ago, count, grouped, now, percent};
 use crate::inspect::{self, LeaseFilter, LeaseView, Page};
 use crate::job::QueueName;
 use crate::lease::Progress;
@@ -80,10 +80,11 @@ pub(super) fn progress(progress: Option<&Progress>) -> Html {
     let Some(progress) = progress else {
         return html!(r#"<span class="faint">–</span>"#);
     };
-    let mut html = html!("{}", grouped(progress.done));
+    let mut html = html!(r#"<span class="whole">{}"#, grouped(progress.done));
     if let Some(total) = progress.total {
         put!(html, " of {}", grouped(total));
     }
+    put!(html, "</span>");
     if !progress.note.is_empty() {
         put!(
             html,
@@ -132,7 +133,7 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
     }
     put!(
         live,
-        r#"<div class="scroll"><table class="rows"><caption>{} live, those that expire first on top</caption><thead><tr><th scope="col">Time left</th><th scope="col" class="num">Margin</th><th scope="col">Job</th><th scope="col">Queue</th><th scope="col">Owner and task</th><th scope="col" class="num">Token</th><th scope="col" class="num">Attempt</th><th scope="col">Held since</th><th scope="col" class="num">Renewals</th><th scope="col">Progress</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>"#,
+        r#"<div class="scroll"><table class="rows"><caption>{} live, those that expire first on top</caption><thead><tr><th scope="col">Time left</th><th scope="col" class="num">Margin</th><th scope="col">Job</th><th scope="col">Owner and task</th><th scope="col" class="num">Token</th><th scope="col" class="num">Attempt</th><th scope="col" class="num">Renewals</th><th scope="col">Granted</th><th scope="col">Progress</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>"#,
         count(seen.ledger.live, "lease")
     );
     for lease in &leases.rows {
@@ -158,20 +159,20 @@ fn row(asked: &Asked, lease: &LeaseView) -> Html {
     );
     put!(
         html,
-        r#"<td>{} <b>{}</b></td><td>{}</td><td>{}<br><small>{}</small></td>"#,
-        asked.job(lease.job),
+        r#"<td><b>{}</b> <small>in {}</small><br>{}</td><td>{}<br><small>{}</small></td>"#,
         lease.kind,
         lease.queue,
+        asked.job(lease.job),
         lease.owner,
         lease.task
     );
     put!(
         html,
-        r#"<td class="num mono">{}</td><td class="num">{}</td><td>{}</td><td class="num">{}</td><td>{}</td><td class="acts">"#,
+        r#"<td class="num mono">{}</td><td class="num">{}</td><td class="num">{}</td><td>{}</td><td>{}</td><td class="acts">"#,
         lease.token,
         lease.attempt,
-        ago(lease.granted_at, asked.now()),
         lease.renewals,
+        ago(lease.granted_at, now()),
         progress(lease.progress.as_ref())
     );
     if lease.cancel {

@@ -46,12 +46,12 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
             let row = Row::of(lease);
             put!(
                 live,
-                r#"<li data-key="{}" class="{}">{}<span class="what">{} <b>{}</b></span><span class="who">{}</span></li>"#,
+                r#"<li data-key="{}" class="{}">{}<span class="what"><b>{}</b> {}</span><span class="who">{}</span></li>"#,
                 lease.token,
                 row.class(),
                 countdown(lease),
-                asked.job(lease.job),
                 lease.kind,
+                asked.job(lease.job),
                 lease.owner
             );
         }
@@ -156,12 +156,9 @@ fn tiles(asked: &Asked, seen: &Snapshot) -> Html {
     tile("Dead", "s-dead", &fact("dead", counts.dead), dead);
     let oldest = seen.oldest_ready();
     let shown = html!("{}", oldest.map_or("–".to_owned(), short));
-    tile("Oldest ready", "", &shown, "has been due this long");
+    tile("Oldest ready", "", &shown, "next in line since");
     let done = html!("{}<i>/s</i>", rate(minute.rate(minute.completed)));
-    let stored = format!(
-        "{}/s stored, last minute",
-        rate(minute.rate(minute.enqueued))
-    );
+    let stored = format!("{}/s stored", rate(minute.rate(minute.enqueued)));
     tile("Completed", "", &done, &stored);
     put!(html, "</ul>");
     html
@@ -195,7 +192,7 @@ fn charts(asked: &Asked) -> Html {
     );
     put!(
         html,
-        r#"<section class="card"><h2>Jobs per second</h2>{}<ul class="legend"><li class="k-stored">Stored</li><li class="k-done">Completed</li></ul><p class="note">Sampled by this process every {}, for up to an hour. Gone when it ends; the ledger is not.</p></section></div>"#,
+        r#"<section class="card"><h2>Jobs per second</h2>{}<ul class="legend"><li class="k-stored">Stored</li><li class="k-done">Completed</li></ul></section></div><p class="note under">Charts are sampled by this process every {}, for up to an hour; they begin anew with it. The ledger does not.</p>"#,
         chart::flow(&columns, &from),
         short(asked.app.refresh)
     );

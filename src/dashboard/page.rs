@@ -14,7 +14,6 @@ use super::guard::Actor;
 use super::html::{Html, html, put, query};
 use super::watch::{self, Snapshot};
 use super::{App, audit, dead, expiry, job, jobs, leases, live, overview, queues, workers};
-use crate::clock::{Clock as _, SystemClock, Timestamp};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::http::Connection;
 
@@ -171,10 +170,6 @@ fn here(uri: &Uri) -> String {
 }
 
 impl Asked {
-    pub(super) fn now(&self) -> Timestamp {
-        SystemClock.now()
-    }
-
     /// The queues: as they are now for a page, as they were a moment ago for a stream.
     pub(super) async fn snapshot(&self) -> Result<Arc<Snapshot>> {
         if self.wants_stream {
@@ -193,11 +188,9 @@ impl Asked {
         if !self.app.actions {
             return Html::new();
         }
-        let mut address = self.to("/confirm?");
-        for (name, value) in fields {
-            address += &format!("{name}={}&", query(value));
-        }
-        address += &format!("back={}", query(&self.here));
+        let fields = fields.iter().copied().chain([("back", self.here.as_str())]);
+        let fields = fields.map(|(name, value)| format!("{name}={}", query(value)));
+        let address = self.to("/confirm?") + &fields.collect::<Vec<_>>().join("&");
         html!(
             r#"<a class="btn {}" data-modal href="{}">{}</a>"#,
             style,

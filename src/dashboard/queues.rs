@@ -46,7 +46,7 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
     );
     put!(
         live,
-        r#"<p class="note">ρ is measured by workers; where it reads <b>≈</b> their slots are not known here, and the most leases seen live at once stand for them. Wait is by Little’s law: jobs in line ÷ leases granted per second. Near ρ = 1 the wait grows without bound: add slots, or make jobs shorter.</p>"#
+        r#"<p class="note">ρ = arrival rate × hold time ÷ slots, as measured by workers of this process. The slots of others are not known here: <b>busy</b> is the part above the line, and divided by their slots it is ρ. Near 1 the wait grows without bound: add slots, or make jobs shorter. Wait is by Little’s law: jobs in line ÷ leases granted per second.</p>"#
     );
     Ok(Shown::new("Queues", Html::new(), live))
 }
@@ -82,44 +82,12 @@ fn row(asked: &Asked, view: &QueueView, measured: &HashMap<String, f64>) -> Html
     if view.relaxed {
         put!(html, r#" <span class="chip">relaxed</span>"#);
     }
-    let words = format!(
-        "{} ready, {} leased, {} scheduled, {} dead",
-        counts.ready, counts.leased, counts.scheduled, counts.dead
-    );
-    let parts = [
-        ("ready", counts.ready),
-        ("leased", counts.leased),
-        ("scheduled", counts.scheduled),
-        ("dead", counts.dead),
-    ];
     put!(
         html,
-        r#"</th><td class="depth">{}<ul class="states">"#,
-        chart::split(&parts, &words)
+        "</th>{}<td>{}</td>",
+        depth(asked, view),
+        chart::spark(&points)
     );
-    for state in JobState::ALL {
-        let number = counts.of(state);
-        if number == 0 {
-            continue;
-        }
-        let address = format!("/jobs?queue={}&state={state}", query(view.queue.as_str()));
-        put!(
-            html,
-            r#"<li><a class="k-{}" href="{}">{} {}</a></li>"#,
-            state,
-            asked.to(&address),
-            grouped(number),
-            state
-        );
-    }
-    if counts.parked > 0 {
-        put!(
-            html,
-            r#"<li class="faint">{} behind their key</li>"#,
-            grouped(counts.parked)
-        );
-    }
-    put!(html, "</ul></td><td>{}</td>", chart::spark(&points));
     put!(
         html,
         r#"<td class="num">{}<small>/s</small></td>"#,
@@ -176,19 +144,58 @@ fn row(asked: &Asked, view: &QueueView, measured: &HashMap<String, f64>) -> Html
     html
 }
 
-fn utilization(view: &QueueView, points: &[Point], measured: &HashMap<String, f64>) -> String {
-    if let Some(ratio) = measured.get(view.queue.as_str()) {
-        return format!("{ratio:.2}");
+fn depth(asked: &Asked, view: &QueueView) -> Html {
+    let counts = &view.counts;
+    let words = format!(
+        "{} ready, {} leased, {} scheduled, {} dead",
+        counts.ready, counts.leased, counts.scheduled, counts.dead
+    );
+    let parts = [
+        ("ready", counts.ready),
+        ("leased", counts.leased),
+        ("scheduled", counts.scheduled),
+        ("dead", counts.dead),
+    ];
+    let mut html = html!(
+        r#"<td class="depth">{}<ul class="states">"#,
+        chart::split(&parts, &words)
+    );
+    for state in JobState::ALL {
+        let number = counts.of(state);
+        if number == 0 {
+            continue;
+        }
+        let address = format!("/jobs?queue={}&state={state}", query(view.queue.as_str()));
+        put!(
+            html,
+            r#"<li><a class="k-{}" href="{}">{} {}</a></li>"#,
+            state,
+            asked.to(&address),
+            grouped(number),
+            state
+        );
     }
-    let most = points
-        .iter()
-        .map(|point| point.live)
-        .max()
-        .unwrap_or_default();
-    if most == 0 {
-        return "–".to_owned();
+    if counts.parked > 0 {
+        put!(
+            html,
+            r#"<li class="faint">{} behind their key</li>"#,
+            grouped(counts.parked)
+        );
+    }
+    put!(html, "</ul></td>");
+    html
+}
+
+/// ρ as workers have measured it; without their slots, what keeps them busy: λ · hold, which by
+/// Little's law is the mean number of live leases.
+fn utilization(view: &QueueView, points: &[Point], measured: &HashMap<String, f64>) -> Html {
+    if let Some(ratio) = measured.get(view.queue.as_str()) {
+        return html!("{}", format!("{ratio:.2}"));
     }
     let sum: u64 = points.iter().map(|point| point.live).sum();
+    if sum == 0 {
+        return html!(r#"<span class="faint">–</span>"#);
+    }
     let mean = sum as f64 / points.len() as f64;
-    format!("≈ {:.2}", mean / most as f64)
+    html!("{} <small>busy</small>", format!("{mean:.1}"))
 }

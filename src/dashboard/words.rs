@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use super::html::{Html, html};
-use crate::clock::Timestamp;
+use crate::clock::{Clock as _, SystemClock, Timestamp};
 
 /// `1,234,567`.
 pub(super) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at) % 3 == 0 {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
@@ -21,7 +21,7 @@ pub(super) fn grouped(number: u64) -> String {
 /// `12 ms`, `1.2 s`, `45 s`, `3 min`, `2.5 h`, `4 d`.
 pub(super) fn short(d: Duration) -> String {
     match d.as_secs_f64() {
-        s if s == 0.0 => "0 s".to_owned(),
+        0.0 => "0 s".to_owned(),
         s if s < 0.001 => format!("{:.0} µs", s * 1e6),
         s if s < 0.0995 => format!("{:.0} ms", s * 1e3),
         s if s < 9.95 => format!("{s:.1} s"),
@@ -53,6 +53,11 @@ pub(super) fn rate(per_second: f64) -> String {
         r if r > 0.0 => format!("{r:.2}"),
         _ => "0".to_owned(),
     }
+}
+
+/// The present, for people: no decision rests on it.
+pub(super) fn now() -> Timestamp {
+    SystemClock.now()
 }
 
 /// How long ago, with the moment itself as the title.

@@ -8,7 +8,7 @@ use super::App;
 use super::html::{Html, html, put, query};
 use super::leases::{Row, share};
 use super::page::{Asked, Shown, Trouble};
-use super::words::{ago, count, grouped, percent, short};
+use super::words::{ago, count, grouped, now, percent, short};
 use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::inspect::{self, LeaseFilter, Page};
@@ -156,7 +156,7 @@ fn row(asked: &Asked, worker: &Worker) -> Html {
         queues.join(", "),
         short(worker.heard),
         percent(worker.least),
-        ago(worker.since, asked.now()),
+        ago(worker.since, now()),
         asked.action(
             "Release all",
             "danger",

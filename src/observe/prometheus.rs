@@ -1,6 +1,43 @@
 //! Prometheus: the metrics as text, for the dashboard's `/metrics` or a server of their own.
 //!
-//! Counts of a worker die with it; the store's ledger does not. A scrape has both.
+//! Counts of a worker die with it; the store's ledger does not. A scrape has both. The names are
+//! final. No label is an id, an owner or a key: the number of series grows with queues and kinds
+//! only. What comes from the store is the same in every process that exports it: take it with `max`
+//! over instances, not with `sum`.
+//!
+//! | metric | type, unit | labels | says |
+//! |---|---|---|---|
+//! | `leasehold_jobs_enqueued_total` | counter, jobs | queue, kind | stored by this process |
+//! | `leasehold_jobs_duplicate_total` | counter, jobs | queue, kind | found their unique key held |
+//! | `leasehold_leases_granted_total` | counter, leases | queue, kind | granted to this process |
+//! | `leasehold_leases_released_total` | counter, leases | queue, kind, outcome | ended by this process |
+//! | `leasehold_leases_expired_total` | counter, leases | queue, kind, cause | expiries that this process recorded, of whoever's leases |
+//! | `leasehold_leases_lost_total` | counter, leases | queue, kind, cause | lost while this process worked on them |
+//! | `leasehold_lease_renewals_total` | counter, leases | queue, result | in renewal calls: held, fenced, error |
+//! | `leasehold_calls_fenced_total` | counter, calls | queue, verb | refused as stale |
+//! | `leasehold_settlements_late_total` | counter, settlements | queue | after the deadline, before anybody else |
+//! | `leasehold_claims_empty_total` | counter, claims | | granted nothing |
+//! | `leasehold_lease_held_seconds` | histogram, seconds | queue, kind | from grant to release |
+//! | `leasehold_job_wait_seconds` | histogram, seconds | queue, kind | from due to the start of the handler |
+//! | `leasehold_job_run_seconds` | histogram, seconds | queue, kind | run of the handler |
+//! | `leasehold_lease_margin_ratio` | histogram, 0 to 1 | queue, kind | time left at release ÷ term |
+//! | `leasehold_job_attempts` | histogram, attempts | queue, kind | attempt at release |
+//! | `leasehold_worker_slots` | gauge, slots | state | busy, free |
+//! | `leasehold_leases_held` | gauge, leases | | held by this process, running or not |
+//! | `leasehold_utilization_ratio` | gauge, 1 is full | queue | ρ = arrival rate × hold time ÷ slots |
+//! | `leasehold_store_call_seconds` | histogram, seconds | store, verb | duration of a store call |
+//! | `leasehold_queue_jobs` | gauge, jobs | queue, state | in the store |
+//! | `leasehold_queue_parked_jobs` | gauge, jobs | queue | behind another of their exclusive key |
+//! | `leasehold_queue_paused` | gauge, 0 or 1 | queue | grants nothing |
+//! | `leasehold_oldest_ready_seconds` | gauge, seconds | queue | how long the job next in line has been due |
+//! | `leasehold_ledger_enqueued_total` | counter, jobs | queue | the store's ledger: stored |
+//! | `leasehold_ledger_granted_total` | counter, leases | queue | the store's ledger: granted |
+//! | `leasehold_ledger_ended_total` | counter, leases | queue, end | the store's ledger: how they ended |
+//! | `leasehold_ledger_live` | gauge, leases | queue | the store's ledger: still held |
+//! | `leasehold_ledger_late_total` | counter, settlements | queue | the store's ledger: after the deadline |
+//! | `leasehold_ledger_fenced_total` | counter, calls | queue | the store's ledger: refused as stale |
+//! | `leasehold_ledger_deleted_total` | counter, jobs | queue, by | the store's ledger: by retention, by operator |
+//! | `leasehold_build_info` | gauge, 1 | version, store | |
 //!
 //! ```no_run
 //! # async fn example(client: leasehold::Client) -> leasehold::Result<()> {
@@ -19,7 +56,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use metrics_exporter_prometheus::{
@@ -87,7 +124,7 @@ impl Exporter {
             None => metrics::export_views(name, &queues),
             Some(recorder) => {
                 ::metrics::with_local_recorder(&**recorder, || {
-                    metrics::export_views(name, &queues)
+                    metrics::export_views(name, &queues);
                 });
             }
         }
@@ -185,8 +222,10 @@ pub async fn serve_metrics(
 ) -> Result<()> {
     let listener = http::bind(address, token.is_some()).await?;
     let expected = token.map(|token| format!("Bearer {token}"));
-    let scrape = move |headers: axum::http::HeaderMap| async move {
-        let given = headers.get(header::AUTHORIZATION).map(|v| v.as_bytes());
+    let scrape = move |headers: HeaderMap| async move {
+        let given = headers
+            .get(header::AUTHORIZATION)
+            .map(HeaderValue::as_bytes);
         if let Some(expected) = &expected
             && !http::same(expected.as_bytes(), given.unwrap_or_default())
         {

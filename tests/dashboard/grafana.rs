@@ -8,6 +8,8 @@ use leasehold::observe::prometheus::Exporter;
 use crate::scene::{job, memory, play};
 
 const GRAFANA: &str = include_str!("../../contrib/grafana/leasehold.json");
+/// The lines of the table.
+const DOCUMENTATION: &str = include_str!("../../src/observe/prometheus.rs");
 const ALERTS: &str = include_str!("../../contrib/prometheus/alerts.yml");
 
 /// The names of our series in a text.
@@ -67,6 +69,18 @@ async fn every_metric_they_use_appears_in_a_scrape() {
         }
     }
     let present: BTreeSet<String> = names(&scrape);
+    // What is scraped is documented, and what is documented is scraped.
+    let documented = names(DOCUMENTATION);
+    for name in &present {
+        let base = ["_bucket", "_sum", "_count"]
+            .iter()
+            .find_map(|end| name.strip_suffix(end));
+        let known = documented.contains(name) || base.is_some_and(|base| documented.contains(base));
+        assert!(known, "{name} is not in the table");
+    }
+    for name in &documented {
+        assert!(present.contains(name), "{name} is in the table only");
+    }
     for (file, text) in [("leasehold.json", GRAFANA), ("alerts.yml", ALERTS)] {
         let used = names(text);
         assert!(used.len() > 5, "{file} uses only {used:?}");

@@ -10,6 +10,7 @@ mod scene;
 
 mod actions;
 mod attack;
+mod cli;
 mod grafana;
 mod numbers;
 mod pages;

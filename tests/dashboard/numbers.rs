@@ -34,6 +34,7 @@ fn scraped(text: &str, name: &str, label: &str) -> u64 {
         .sum()
 }
 
+#[expect(clippy::too_many_lines, reason = "a table")]
 async fn agree(client: Client) {
     let exporter = Exporter::of_the_store().unwrap();
     let at = serve(Dashboard::new(client.clone()).metrics(exporter), "/").await;

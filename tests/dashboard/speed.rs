@@ -75,7 +75,7 @@ async fn measure(store: &str, at: SocketAddr, size: &Size) {
     for page in pages {
         let mut took = Vec::new();
         for _ in 0..size.asks {
-            let before = std::time::Instant::now();
+            let before = now();
             let answer = get(at, page).await;
             took.push(before.elapsed());
             assert!(
@@ -102,6 +102,14 @@ async fn measure(store: &str, at: SocketAddr, size: &Size) {
     }
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "how long a page takes is the question"
+)]
+fn now() -> std::time::Instant {
+    std::time::Instant::now()
+}
+
 /// CPU time of this process.
 fn cpu() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
@@ -123,7 +131,7 @@ async fn open_pages(store: &str, at: SocketAddr) {
     });
     let before = cpu();
     tokio::time::sleep(span).await;
-    let share = (cpu() - before).as_secs_f64() / span.as_secs_f64();
+    let share = cpu().saturating_sub(before).as_secs_f64() / span.as_secs_f64();
     println!(
         "{store:>7} three open pages take {:.2} % of one core",
         share * 100.0
@@ -151,4 +159,70 @@ async fn pages_of_a_large_sqlite_store() {
         dir.path().join("jobs.db").display()
     );
     run("sqlite", Client::open(&url).await.unwrap()).await;
+}
+
+#[derive(serde::Serialize, serde::Deserialize)]
+struct Step {}
+
+impl leasehold::Job for Step {
+    const KIND: &'static str = "step";
+}
+
+/// CPU per job of a drain.
+async fn drain(client: &Client, jobs: u64) -> f64 {
+    let before = client.ledger().await.unwrap().completed;
+    let mut left = jobs as usize;
+    while left > 0 {
+        let some = left.min(10_000);
+        let batch: Vec<NewJob> = (0..some).map(|_| NewJob::of(&Step {}).unwrap()).collect();
+        client.enqueue_all(batch).await.unwrap();
+        left -= some;
+    }
+    let watch = client.clone();
+    let done = async move {
+        while watch.ledger().await.unwrap().completed < before + jobs {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let start = cpu();
+    let handler = async |_: Step, _: leasehold::Context| Ok::<(), leasehold::Failure>(());
+    client
+        .worker()
+        .handle(handler)
+        .slots(64)
+        .run_until(done)
+        .await
+        .unwrap();
+    cpu().saturating_sub(start).as_secs_f64() * 1e6 / jobs as f64
+}
+
+/// What an open dashboard adds to the CPU per job: pairs, interleaved, medians.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_open_dashboard_beside_a_busy_store() {
+    let campaign = std::env::var_os("LEASEHOLD_CAMPAIGN").is_some();
+    let (pairs, jobs) = if campaign { (9, 400_000) } else { (1, 2_000) };
+    let client = memory();
+    let (mut alone, mut watched) = (Vec::new(), Vec::new());
+    for _ in 0..pairs {
+        alone.push(drain(&client, jobs).await);
+        let (at, server) = crate::scene::serve_at(Dashboard::new(client.clone()), "/", 0).await;
+        let mut open = Vec::new();
+        for page in ["/", "/leases", "/queues"] {
+            let mut events = Events::open(at, page).await;
+            events.until("event: live").await;
+            open.push(events);
+        }
+        watched.push(drain(&client, jobs).await);
+        server.abort();
+        let _ = server.await;
+    }
+    alone.sort_by(f64::total_cmp);
+    watched.sort_by(f64::total_cmp);
+    let (alone, watched) = (alone[pairs / 2], watched[pairs / 2]);
+    println!(
+        " memory {alone:.2} µs of CPU per job alone, {watched:.2} µs with three pages open: {:+.1} %",
+        (watched / alone - 1.0) * 100.0
+    );
+    let ledger = client.ledger().await.unwrap();
+    assert_eq!(ledger.completed, 2 * pairs as u64 * jobs);
 }

@@ -129,9 +129,8 @@ impl Browser {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        if tokio::time::timeout(LONG, wait).await.is_err() {
-            panic!("never: {expression}\n{}", self.text("body").await);
-        }
+        let came = tokio::time::timeout(LONG, wait).await.is_ok();
+        assert!(came, "never: {expression}\n{}", self.text("body").await);
     }
 
     /// Waits until the page says so.

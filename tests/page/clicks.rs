@@ -4,7 +4,7 @@ use leasehold::dashboard::Dashboard;
 use leasehold::inspect::Page;
 
 use crate::browser::Browser;
-use crate::scene::{memory, play, serve, until};
+use crate::scene::{memory, play, serve};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs chromium: ./tests/run"]
@@ -64,7 +64,7 @@ async fn dead_letters_of_one_kind_are_retried_together() {
         .await;
     browser.click("dialog button").await;
     browser.until_shown("12 jobs brought back to ready.").await;
-    until(&client, |ledger| ledger.balances()).await;
+    assert!(client.ledger().await.unwrap().balances());
     let imports = client.queues().await.unwrap();
     let imports = imports
         .iter()

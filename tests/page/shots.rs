@@ -70,12 +70,13 @@ async fn screenshots() {
     .await;
     tokio::time::sleep(Duration::from_secs(if into.is_some() { 24 } else { 0 })).await;
 
-    let imports = QueueName::new("imports").unwrap();
-    let dead = client
-        .jobs(imports, JobState::Dead, Page::first(1))
+    // One that was lost by a dead worker and completed by another.
+    let exports = QueueName::new("exports").unwrap();
+    let done = client
+        .jobs(exports, JobState::Completed, Page::first(1))
         .await
         .unwrap();
-    let job = format!("/jobs/{}", dead.rows[0].job.id);
+    let job = format!("/jobs/{}", done.rows[0].job.id);
     let desk = Browser::sized(1280, 860).await;
     let phone = Browser::sized(390, 844).await;
     for (browser, theme, name, path) in [

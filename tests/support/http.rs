@@ -35,20 +35,25 @@ pub(crate) async fn send(
     headers: &[&str],
     body: &str,
 ) -> Answer {
-    let mut text = format!("{method} {path} HTTP/1.1\r\nConnection: close\r\n");
+    let mut lines = vec![
+        format!("{method} {path} HTTP/1.1"),
+        "Connection: close".to_owned(),
+    ];
+    lines.extend(headers.iter().map(|line| (*line).to_owned()));
     if !headers
         .iter()
         .any(|line| line.to_ascii_lowercase().starts_with("host:"))
     {
-        text += &format!("Host: {to}\r\n");
-    }
-    for line in headers {
-        text += &format!("{line}\r\n");
+        lines.push(format!("Host: {to}"));
     }
     if !body.is_empty() {
-        text += &format!("Content-Length: {}\r\n", body.len());
+        lines.push(format!("Content-Length: {}", body.len()));
     }
-    raw(to, format!("{text}\r\n{body}").as_bytes()).await
+    raw(
+        to,
+        format!("{}\r\n\r\n{body}", lines.join("\r\n")).as_bytes(),
+    )
+    .await
 }
 
 pub(crate) async fn get(to: SocketAddr, path: &str) -> Answer {
@@ -71,7 +76,7 @@ pub(crate) async fn raw(to: SocketAddr, bytes: &[u8]) -> Answer {
         // The server may answer and hang up before it has read everything.
         let _ = stream.write_all(bytes).await;
         let mut answer = Vec::new();
-        let mut chunk = [0; 16 * 1024];
+        let mut chunk = vec![0; 16 * 1024];
         while let Ok(read @ 1..) = stream.read(&mut chunk).await {
             answer.extend_from_slice(&chunk[..read]);
             if is_whole(&answer) {
@@ -134,7 +139,7 @@ impl Events {
     /// Everything received, once `wanted` is in it.
     pub(crate) async fn until(&mut self, wanted: &str) -> &str {
         let read = async {
-            let mut chunk = [0; 16 * 1024];
+            let mut chunk = vec![0; 16 * 1024];
             while !self.seen.contains(wanted) {
                 match self.stream.read(&mut chunk).await {
                     Ok(0) | Err(_) => break,

@@ -60,6 +60,7 @@
 //! | `store/conformance/` | the contract as test cases, for any store |
 //! | `fence/` | refusing the old owner where the effect happens: one file per kind of resource |
 //! | `observe/` | events, and what is made of them: metrics, `tracing` records |
+//! | `dashboard/` | the web page: one file per screen, made from `inspect` and `control` alone |
 //! | `inspect.rs` | looking without touching: counts, ledger, live leases, jobs, audit |
 //! | `clock.rs` | the only file that asks the time |
 //! | `error.rs` | trouble below the answer |
@@ -71,6 +72,8 @@
 //! - `sqlite` (default): the store in one SQLite file, for several processes of one machine. The
 //!   memory store is always there.
 //! - `conformance`: the test cases that every store must pass.
+//! - `prometheus`: metrics as text, served by the dashboard or beside a worker.
+//! - `dashboard`: the web dashboard, as a router for any axum application or a server of its own.
 //! - `cli`: the `leasehold` command.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -80,11 +83,15 @@ pub mod cli;
 mod client;
 pub mod clock;
 mod context;
+#[cfg(feature = "dashboard")]
+pub mod dashboard;
 mod error;
 pub mod executor;
 pub mod fence;
 pub mod guide;
 mod handler;
+#[cfg(feature = "web")]
+mod http;
 pub mod inspect;
 pub mod job;
 pub mod lease;

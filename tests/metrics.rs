@@ -46,10 +46,14 @@ const ALL: &[&str] = &[
     names::QUEUE_JOBS,
     names::QUEUE_PARKED,
     names::OLDEST_READY,
+    names::QUEUE_PAUSED,
+    names::LEDGER_ENQUEUED,
     names::LEDGER_GRANTED,
     names::LEDGER_ENDED,
     names::LEDGER_LIVE,
     names::LEDGER_FENCED,
+    names::LEDGER_LATE,
+    names::LEDGER_DELETED,
     names::BUILD_INFO,
 ];
 

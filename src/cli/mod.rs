@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `demo`, `demo_stage`, `demo_view`, `demo_worker` | `leasehold demo` |
 //! | `bench`, `bench_run`, `bench_raw` | `leasehold bench` |
-//! | `enqueue`, `stats`, `queues`, `leases`, `dead`, `workers`, `audit`, `doctor` | the command of that name |
+//! | `enqueue`, `stats`, `queues`, `leases`, `dead`, `workers`, `audit`, `doctor`, `serve` | the command of that name |
 //! | `jobs`, `job_view` | `leasehold jobs` |
 //! | `top`, `top_view` | `leasehold top` |
 //! | `shell` | `leasehold completions`, `leasehold man` |
@@ -45,6 +45,7 @@ mod list;
 mod out;
 mod queues;
 mod scratch;
+mod serve;
 mod shell;
 mod stats;
 mod top;
@@ -92,6 +93,8 @@ enum Command {
     Bench(bench::Args),
     /// Store a job
     Enqueue(enqueue::Args),
+    /// Serve the dashboard and /metrics of a store
+    Serve(serve::Args),
     /// Show the queues: jobs by state, the ledger, the oldest ready job
     Stats(stats::Args),
     /// List, pause, resume and purge queues
@@ -180,6 +183,10 @@ fn start(cli: &Cli) -> Done {
                 let url = args.url().map_or_else(|| cli.url(), Ok)?;
                 doctor::run(args, url, json).await
             }
+            Command::Serve(args) => match args.store() {
+                Some(url) => serve::run(args, url).await,
+                None => serve::run(args, cli.url()?).await,
+            },
         }
     });
     // Nothing that is still under way may keep the command from ending.

@@ -69,6 +69,10 @@ pub const QUEUE_JOBS: &str = "leasehold_queue_jobs";
 pub const QUEUE_PARKED: &str = "leasehold_queue_parked_jobs";
 /// Seconds that the job next in line has been due. Labels: queue.
 pub const OLDEST_READY: &str = "leasehold_oldest_ready_seconds";
+/// 1 while a queue grants nothing. Labels: queue.
+pub const QUEUE_PAUSED: &str = "leasehold_queue_paused";
+/// The store's ledger: jobs stored. Labels: queue.
+pub const LEDGER_ENQUEUED: &str = "leasehold_ledger_enqueued_total";
 /// The store's ledger: leases granted. Labels: queue.
 pub const LEDGER_GRANTED: &str = "leasehold_ledger_granted_total";
 /// The store's ledger: leases ended. Labels: queue, end = completed, retried, surrendered, buried,
@@ -78,6 +82,10 @@ pub const LEDGER_ENDED: &str = "leasehold_ledger_ended_total";
 pub const LEDGER_LIVE: &str = "leasehold_ledger_live";
 /// The store's ledger: calls refused as stale. Labels: queue.
 pub const LEDGER_FENCED: &str = "leasehold_ledger_fenced_total";
+/// The store's ledger: settlements after the deadline and before anybody else. Labels: queue.
+pub const LEDGER_LATE: &str = "leasehold_ledger_late_total";
+/// The store's ledger: settled jobs deleted. Labels: queue, by = retention, operator.
+pub const LEDGER_DELETED: &str = "leasehold_ledger_deleted_total";
 /// Always 1. Labels: version, store.
 pub const BUILD_INFO: &str = "leasehold_build_info";
 
@@ -122,12 +130,15 @@ pub fn describe() {
             "settlements after the deadline and before anybody else",
         ),
         (CLAIMS_EMPTY, "claims that granted nothing"),
+        (LEDGER_ENQUEUED, "jobs stored, from the store's ledger"),
         (LEDGER_GRANTED, "leases granted, from the store's ledger"),
         (LEDGER_ENDED, "leases ended, from the store's ledger"),
         (
             LEDGER_FENCED,
             "calls refused as stale, from the store's ledger",
         ),
+        (LEDGER_LATE, "late settlements, from the store's ledger"),
+        (LEDGER_DELETED, "jobs deleted, from the store's ledger"),
     ];
     for (name, about) in counters {
         describe_counter!(name, Unit::Count, about);
@@ -138,6 +149,7 @@ pub fn describe() {
         (UTILIZATION, "arrival rate x hold time / slots"),
         (QUEUE_JOBS, "jobs in the store, by state"),
         (QUEUE_PARKED, "jobs behind another of their exclusive key"),
+        (QUEUE_PAUSED, "1 while the queue grants nothing"),
         (OLDEST_READY, "how long the job next in line has been due"),
         (LEDGER_LIVE, "leases that live, from the store's ledger"),
         (BUILD_INFO, "always 1"),
@@ -164,12 +176,17 @@ pub fn describe() {
 
 /// Sets the series that come from the store: its ledger, its depths. Call it before a scrape.
 pub async fn export(store: &dyn Store) -> Result<()> {
-    let version = env!("CARGO_PKG_VERSION");
-    ::metrics::gauge!(BUILD_INFO, "version" => version, "store" => store.name()).set(1.0);
-    for view in inspect::queues(store).await? {
-        export_queue(&view);
-    }
+    export_views(store.name(), &inspect::queues(store).await?);
     Ok(())
+}
+
+/// As [`export`], from views that are at hand.
+pub(crate) fn export_views(store: &'static str, queues: &[QueueView]) {
+    let version = env!("CARGO_PKG_VERSION");
+    ::metrics::gauge!(BUILD_INFO, "version" => version, "store" => store).set(1.0);
+    for view in queues {
+        export_queue(view);
+    }
 }
 
 fn export_queue(view: &QueueView) {
@@ -181,7 +198,13 @@ fn export_queue(view: &QueueView) {
     ::metrics::gauge!(QUEUE_PARKED, "queue" => queue.clone()).set(view.counts.parked as f64);
     ::metrics::gauge!(OLDEST_READY, "queue" => queue.clone())
         .set(view.oldest_ready.unwrap_or_default().as_secs_f64());
+    ::metrics::gauge!(QUEUE_PAUSED, "queue" => queue.clone()).set(f64::from(u8::from(view.paused)));
     let ledger = &view.ledger;
+    ::metrics::counter!(LEDGER_ENQUEUED, "queue" => queue.clone()).absolute(ledger.enqueued);
+    ::metrics::counter!(LEDGER_LATE, "queue" => queue.clone()).absolute(ledger.late);
+    for (by, jobs) in [("retention", ledger.pruned), ("operator", ledger.purged)] {
+        ::metrics::counter!(LEDGER_DELETED, "queue" => queue.clone(), "by" => by).absolute(jobs);
+    }
     ::metrics::counter!(LEDGER_GRANTED, "queue" => queue.clone()).absolute(ledger.granted);
     ::metrics::counter!(LEDGER_FENCED, "queue" => queue.clone()).absolute(ledger.fenced);
     ::metrics::gauge!(LEDGER_LIVE, "queue" => queue.clone()).set(ledger.live as f64);

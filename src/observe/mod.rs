@@ -10,6 +10,8 @@ use std::sync::Arc;
 mod event;
 mod log;
 pub mod metrics;
+#[cfg(feature = "prometheus")]
+pub mod prometheus;
 pub(crate) mod trace;
 
 pub use event::Event;

@@ -1,0 +1,287 @@
+//! Pictures: SVG made here, coloured by the style sheet, with no inline style.
+
+use super::html::{Html, html, put};
+use super::watch::{Point, Stretch};
+use super::words::{count, grouped, rate};
+
+const WIDTH: f64 = 720.0;
+const HEIGHT: f64 = 180.0;
+/// Room for the figures of the axis.
+const LEFT: f64 = 44.0;
+const BOTTOM: f64 = 22.0;
+
+/// A bar split by shares; the words say the same.
+pub(super) fn split(parts: &[(&str, u64)], words: &str) -> Html {
+    let sum: u64 = parts.iter().map(|(_, count)| count).sum();
+    let mut html = html!(
+        r#"<svg class="split" viewBox="0 0 1000 10" preserveAspectRatio="none" role="img" aria-label="{}">"#,
+        words
+    );
+    put!(html, r#"<rect class="f-none" width="1000" height="10"/>"#);
+    let mut x = 0.0;
+    for (class, count) in parts.iter().filter(|(_, count)| *count > 0) {
+        // What happened at all can be seen.
+        let width = (1_000.0 * *count as f64 / sum as f64).max(3.0);
+        put!(
+            html,
+            r#"<rect class="f-{}" x="{}" width="{}" height="10"/>"#,
+            *class,
+            round(x),
+            round(width)
+        );
+        x += width;
+    }
+    put!(html, "</svg>");
+    html
+}
+
+fn round(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}
+
+/// A round number that is not less, for the top of an axis.
+fn top(most: f64) -> f64 {
+    if most <= 0.0 {
+        return 1.0;
+    }
+    let magnitude = 10_f64.powf(most.log10().floor());
+    let steps = [1.0, 2.0, 2.5, 5.0, 10.0];
+    let step = steps
+        .into_iter()
+        .find(|step| step * magnitude >= most * 0.999);
+    step.unwrap_or(10.0) * magnitude
+}
+
+fn frame(html: &mut Html, most: f64, from: &str, label: impl Fn(f64) -> String) {
+    for share in [0.0, 0.5, 1.0] {
+        let y = round((HEIGHT - BOTTOM) * (1.0 - share) + 8.0 * share);
+        put!(
+            html,
+            r#"<line class="grid" x1="{}" x2="{}" y1="{}" y2="{}"/><text class="tick" x="{}" y="{}" text-anchor="end">{}</text>"#,
+            LEFT,
+            WIDTH,
+            y,
+            y,
+            LEFT - 8.0,
+            y + 4.0,
+            label(most * share)
+        );
+    }
+    put!(
+        html,
+        r#"<text class="tick" x="{}" y="{}">{}</text><text class="tick" x="{}" y="{}" text-anchor="end">now</text>"#,
+        LEFT,
+        HEIGHT - 4.0,
+        from,
+        WIDTH,
+        HEIGHT - 4.0
+    );
+}
+
+/// Ended leases per column of time: released, revoked and expired on top of each other.
+pub(super) fn ends(columns: &[Stretch], from: &str) -> Html {
+    let sum = |column: &Stretch| column.released + column.revoked + column.expired;
+    let most = top(columns.iter().map(sum).max().unwrap_or_default() as f64);
+    let total = columns.iter().fold((0, 0), |(released, expired), column| {
+        (released + column.released, expired + column.expired)
+    });
+    let words = format!(
+        "{} released and {} expired in this time",
+        grouped(total.0),
+        grouped(total.1)
+    );
+    let mut html = open(&words);
+    frame(&mut html, most, from, |value| grouped(value.round() as u64));
+    let room = HEIGHT - BOTTOM - 8.0;
+    let width = (WIDTH - LEFT) / columns.len() as f64;
+    for (at, column) in columns.iter().enumerate() {
+        let x = LEFT + width * at as f64;
+        let mut y = HEIGHT - BOTTOM;
+        put!(
+            html,
+            "<g><title>{} released, {} expired, {} revoked</title>",
+            grouped(column.released),
+            grouped(column.expired),
+            grouped(column.revoked)
+        );
+        for (class, count) in [
+            ("released", column.released),
+            ("revoked", column.revoked),
+            ("expired", column.expired),
+        ] {
+            if count == 0 {
+                continue;
+            }
+            let height = (room * count as f64 / most).max(1.5);
+            y -= height;
+            put!(
+                html,
+                r#"<rect class="f-{}" x="{}" y="{}" width="{}" height="{}" rx="1"/>"#,
+                class,
+                round(x + 0.75),
+                round(y),
+                round((width - 1.5).max(0.5)),
+                round(height)
+            );
+        }
+        put!(html, "</g>");
+    }
+    put!(html, "</svg>");
+    html
+}
+
+fn open(words: &str) -> Html {
+    html!(
+        r#"<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">"#,
+        WIDTH,
+        HEIGHT,
+        words
+    )
+}
+
+/// Jobs stored and jobs completed per second, as lines.
+pub(super) fn flow(columns: &[Stretch], from: &str) -> Html {
+    let stored: Vec<f64> = columns.iter().map(|c| c.rate(c.enqueued)).collect();
+    let done: Vec<f64> = columns.iter().map(|c| c.rate(c.completed)).collect();
+    let most = top(stored.iter().chain(&done).copied().fold(0.0, f64::max));
+    let mut html = open("jobs stored and completed per second");
+    frame(&mut html, most, from, rate);
+    let known = columns
+        .iter()
+        .position(|column| column.seconds > 0.0)
+        .unwrap_or(0);
+    for (class, values) in [("stored", &stored), ("done", &done)] {
+        let points = line(&values[known..], columns.len() - known, columns.len(), most);
+        put!(
+            html,
+            r#"<polyline class="l-{}" points="{}"/>"#,
+            class,
+            points
+        );
+    }
+    put!(html, "</svg>");
+    html
+}
+
+/// The points of a line that ends at the right edge.
+fn line(values: &[f64], shown: usize, of: usize, most: f64) -> String {
+    let width = (WIDTH - LEFT) / of as f64;
+    let skipped = of - shown;
+    let room = HEIGHT - BOTTOM - 8.0;
+    let points = values.iter().enumerate().map(|(at, value)| {
+        let x = LEFT + width * ((skipped + at) as f64 + 0.5);
+        let y = HEIGHT - BOTTOM - room * value / most;
+        format!("{},{}", round(x), round(y))
+    });
+    points.collect::<Vec<_>>().join(" ")
+}
+
+/// A queue's last minutes in a table's cell: leases ended between samples.
+pub(super) fn spark(points: &[Point]) -> Html {
+    const COLUMNS: usize = 40;
+    let steps: Vec<(u64, u64)> = points
+        .iter()
+        .zip(points.iter().skip(1))
+        .map(|(from, to)| {
+            (
+                to.released.saturating_sub(from.released),
+                to.expired.saturating_sub(from.expired),
+            )
+        })
+        .collect();
+    let per = steps.len().div_ceil(COLUMNS).max(1);
+    let columns: Vec<(u64, u64)> = steps
+        .chunks(per)
+        .map(|chunk| {
+            chunk
+                .iter()
+                .fold((0, 0), |sum, step| (sum.0 + step.0, sum.1 + step.1))
+        })
+        .collect();
+    let most = columns.iter().map(|(a, b)| a + b).max().unwrap_or(0).max(1) as f64;
+    let mut html = html!(
+        r#"<svg class="spark" viewBox="0 0 120 24" preserveAspectRatio="none" role="img" aria-label="leases ended over the last minutes">"#
+    );
+    let width = 120.0 / COLUMNS as f64;
+    let skipped = COLUMNS - columns.len().min(COLUMNS);
+    for (at, (released, expired)) in columns.iter().enumerate() {
+        let x = round((skipped + at) as f64 * width);
+        let mut y = 24.0;
+        for (class, count) in [("released", *released), ("expired", *expired)] {
+            if count == 0 {
+                continue;
+            }
+            let height = (23.0 * count as f64 / most).max(1.5);
+            y -= height;
+            put!(
+                html,
+                r#"<rect class="f-{}" x="{}" y="{}" width="{}" height="{}"/>"#,
+                class,
+                x,
+                round(y),
+                round(width - 0.6),
+                round(height)
+            );
+        }
+    }
+    put!(html, "</svg>");
+    html
+}
+
+/// Counts by label, as lying bars with their figures.
+pub(super) fn histogram(class: &str, rows: &[(String, u64)], unit: &str) -> Html {
+    let most = rows
+        .iter()
+        .map(|(_, count)| *count)
+        .max()
+        .unwrap_or(0)
+        .max(1);
+    let mut html = html!(r#"<table class="histogram"><tbody>"#);
+    for (label, number) in rows {
+        let width = round(200.0 * *number as f64 / most as f64);
+        put!(
+            html,
+            r#"<tr><th scope="row">{}</th><td><svg viewBox="0 0 200 10" preserveAspectRatio="none" aria-hidden="true"><rect class="f-none" width="200" height="10"/><rect class="f-{}" width="{}" height="10"/></svg></td><td class="num" title="{}">{}</td></tr>"#,
+            label,
+            class,
+            if *number > 0 { width.max(2.0) } else { 0.0 },
+            count(*number, unit),
+            grouped(*number)
+        );
+    }
+    put!(html, "</tbody></table>");
+    html
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_axis_ends_at_a_round_number() {
+        for (most, expected) in [
+            (0.0, 1.0),
+            (0.7, 1.0),
+            (3.0, 5.0),
+            (10.0, 10.0),
+            (130.0, 200.0),
+            (2_300.0, 2_500.0),
+        ] {
+            assert!((top(most) - expected).abs() < 1e-9, "{most} {}", top(most));
+        }
+    }
+
+    #[test]
+    fn what_happened_can_be_seen() {
+        let bar = split(&[("released", 1_000_000), ("expired", 1)], "words").into_string();
+        assert!(
+            bar.contains("f-expired") && bar.contains(r#"width="3""#),
+            "{bar}"
+        );
+        assert!(
+            !split(&[("released", 0)], "")
+                .into_string()
+                .contains("f-released")
+        );
+    }
+}

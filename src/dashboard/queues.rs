@@ -1,0 +1,201 @@
+//! Queues: how deep, how fast, how busy; pause and resume.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::chart;
+use super::html::{Html, html, put, query};
+use super::page::{Asked, Shown, Trouble};
+use super::watch::Point;
+use super::words::{count, grouped, percent, rate, short};
+use crate::inspect::QueueView;
+use crate::job::JobState;
+
+/// Rows on one page. Beyond it, the rest by name.
+const ROWS: usize = 100;
+
+pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
+    let seen = asked.snapshot().await?;
+    if seen.queues.is_empty() {
+        let live = html!(
+            r#"<div class="empty"><p>No queues yet.</p><p>A queue exists once a job has been stored in it.</p></div>"#
+        );
+        return Ok(Shown::new("Queues", Html::new(), live));
+    }
+    let measured = measured(asked);
+    let after = asked.params.after.as_deref().unwrap_or_default();
+    let mut rest = seen
+        .queues
+        .iter()
+        .filter(|view| view.queue.as_str() > after);
+    let shown: Vec<&QueueView> = rest.by_ref().take(ROWS).collect();
+    let next = shown.last().filter(|_| rest.next().is_some());
+    let next = next.map(|view| view.queue.to_string());
+    let mut live = html!(
+        r#"<div class="scroll"><table class="rows"><caption>{}</caption><thead><tr><th scope="col">Queue</th><th scope="col">Jobs by state</th><th scope="col">Ended, last 5 min</th><th scope="col" class="num">Completed</th><th scope="col" class="num"><abbr title="Utilisation: arrival rate × hold time ÷ slots">ρ</abbr></th><th scope="col" class="num">Wait</th><th scope="col" class="num">Oldest ready</th><th scope="col" class="num">Expired</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>"#,
+        count(seen.queues.len() as u64, "queue")
+    );
+    for view in &shown {
+        put!(live, "{}", row(asked, view, &measured));
+    }
+    let all = Some(seen.queues.len() as u64);
+    put!(
+        live,
+        "</tbody></table></div>{}",
+        asked.pager(next.as_ref(), shown.len(), all)
+    );
+    put!(
+        live,
+        r#"<p class="note">ρ = arrival rate × hold time ÷ slots, as measured by workers of this process. The slots of others are not known here: <b>busy</b> is the part above the line, and divided by their slots it is ρ. Near 1 the wait grows without bound: add slots, or make jobs shorter. Wait is by Little’s law: jobs in line ÷ leases granted per second.</p>"#
+    );
+    Ok(Shown::new("Queues", Html::new(), live))
+}
+
+/// The utilisation that workers of this process have measured.
+#[cfg_attr(not(feature = "prometheus"), allow(unused_variables))]
+fn measured(asked: &Asked) -> HashMap<String, f64> {
+    #[cfg(feature = "prometheus")]
+    if let Some(exporter) = &asked.app.exporter {
+        return exporter.measured().utilization;
+    }
+    HashMap::new()
+}
+
+fn row(asked: &Asked, view: &QueueView, measured: &HashMap<String, f64>) -> Html {
+    let (recent, points) = asked
+        .app
+        .watch
+        .of_queue(&view.queue, Duration::from_secs(60));
+    let counts = &view.counts;
+    let mut html = html!(
+        r#"<tr data-key="{}"><th scope="row"><a href="{}">{}</a>"#,
+        view.queue,
+        asked.to(&format!(
+            "/jobs?queue={}&state=ready",
+            query(view.queue.as_str())
+        )),
+        view.queue
+    );
+    if view.paused {
+        put!(html, r#" <span class="chip s-paused">paused</span>"#);
+    }
+    if view.relaxed {
+        put!(html, r#" <span class="chip">relaxed</span>"#);
+    }
+    put!(
+        html,
+        "</th>{}<td>{}</td>",
+        depth(asked, view),
+        chart::spark(&points)
+    );
+    put!(
+        html,
+        r#"<td class="num">{}<small>/s</small></td>"#,
+        rate(recent.rate(recent.completed))
+    );
+    put!(
+        html,
+        r#"<td class="num">{}</td>"#,
+        utilization(view, &points, measured)
+    );
+    let granted = recent.rate(recent.granted);
+    let in_line = counts.ready.saturating_sub(counts.parked);
+    let wait = if in_line == 0 {
+        "0 s".to_owned()
+    } else if granted > 0.0 {
+        let seconds = in_line as f64 / granted;
+        Duration::try_from_secs_f64(seconds).map_or("∞".to_owned(), short)
+    } else {
+        "∞".to_owned()
+    };
+    let oldest = view.oldest_ready.map_or("–".to_owned(), short);
+    put!(
+        html,
+        r#"<td class="num">{}</td><td class="num">{}</td>"#,
+        wait,
+        oldest
+    );
+    let ledger = &view.ledger;
+    let ended = ledger.released() + ledger.expired() + ledger.revoked;
+    let expired = match ended {
+        0 => "–".to_owned(),
+        ended => percent(ledger.expired() as f64 / ended as f64),
+    };
+    let class = if ledger.expired() > 0 {
+        "k-expired"
+    } else {
+        "faint"
+    };
+    put!(
+        html,
+        r#"<td class="num"><span class="{}" title="{} of {}">{}</span></td><td class="acts">"#,
+        class,
+        grouped(ledger.expired()),
+        count(ended, "ended lease"),
+        expired
+    );
+    let (label, wish) = if view.paused {
+        ("Resume", "resume")
+    } else {
+        ("Pause", "pause")
+    };
+    let fields = [("do", wish), ("queue", view.queue.as_str())];
+    put!(html, "{}</td></tr>", asked.action(label, "", &fields));
+    html
+}
+
+fn depth(asked: &Asked, view: &QueueView) -> Html {
+    let counts = &view.counts;
+    let words = format!(
+        "{} ready, {} leased, {} scheduled, {} dead",
+        counts.ready, counts.leased, counts.scheduled, counts.dead
+    );
+    let parts = [
+        ("ready", counts.ready),
+        ("leased", counts.leased),
+        ("scheduled", counts.scheduled),
+        ("dead", counts.dead),
+    ];
+    let mut html = html!(
+        r#"<td class="depth">{}<ul class="states">"#,
+        chart::split(&parts, &words)
+    );
+    for state in JobState::ALL {
+        let number = counts.of(state);
+        if number == 0 {
+            continue;
+        }
+        let address = format!("/jobs?queue={}&state={state}", query(view.queue.as_str()));
+        put!(
+            html,
+            r#"<li><a class="k-{}" href="{}">{} {}</a></li>"#,
+            state,
+            asked.to(&address),
+            grouped(number),
+            state
+        );
+    }
+    if counts.parked > 0 {
+        put!(
+            html,
+            r#"<li class="faint">{} behind their key</li>"#,
+            grouped(counts.parked)
+        );
+    }
+    put!(html, "</ul></td>");
+    html
+}
+
+/// ρ as workers have measured it; without their slots, what keeps them busy: λ · hold, which by
+/// Little's law is the mean number of live leases.
+fn utilization(view: &QueueView, points: &[Point], measured: &HashMap<String, f64>) -> Html {
+    if let Some(ratio) = measured.get(view.queue.as_str()) {
+        return html!("{}", format!("{ratio:.2}"));
+    }
+    let sum: u64 = points.iter().map(|point| point.live).sum();
+    if sum == 0 {
+        return html!(r#"<span class="faint">–</span>"#);
+    }
+    let mean = sum as f64 / points.len() as f64;
+    html!("{} <small>busy</small>", format!("{mean:.1}"))
+}

@@ -1,0 +1,18 @@
+//! The dashboard over plain HTTP: each page, who may see it and who may act, what hostile clients
+//! achieve, and whether its numbers are the ledger's.
+
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
+
+#[path = "../support/http.rs"]
+mod http;
+#[path = "../support/scene.rs"]
+mod scene;
+
+mod actions;
+mod attack;
+mod cli;
+mod grafana;
+mod numbers;
+mod pages;
+mod safety;
+mod speed;

@@ -58,6 +58,7 @@
 //! | `store/` | the [`Store`] trait, and a folder per store with the same verb-named files |
 //! | `store/conformance/` | the contract as test cases, for any store |
 //! | `fence/` | refusing the old owner where the effect happens: one file per kind of resource |
+//! | `testing/` | for users' own tests: freezing a handler where it can stand still |
 //! | `observe/` | events, and what is made of them: metrics, `tracing` records |
 //! | `inspect.rs` | looking without touching: counts, ledger, live leases, jobs, audit |
 //! | `clock.rs` | the only file that asks the time |
@@ -70,6 +71,7 @@
 //! - `sqlite` (default): the store in one SQLite file, for several processes of one machine. The
 //!   memory store is always there.
 //! - `conformance`: the test cases that every store must pass.
+//! - `testing`: for your own tests: a handler frozen at each of its await points, or run by hand.
 //! - `cli`: the `leasehold` command.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -92,6 +94,8 @@ mod names;
 pub mod observe;
 pub mod retry;
 pub mod store;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod worker;
 
 pub use async_trait::async_trait;

@@ -207,7 +207,7 @@ fn a_fence_opened_too_late_is_found() {
 fn a_right_handler_passes() {
     let report = merge_in_cell(true);
     assert_eq!(report.await_points(), 5);
-    assert!(report.runs() > 5 * 5, "{report}");
+    assert!(report.runs() > 5 * 6, "{report}");
     report.assert_safe();
 }
 
@@ -519,11 +519,12 @@ fn twenty_await_points_are_all_tried_and_no_time_is_waited_for() {
         polls.load(Ordering::Relaxed)
     );
     assert_eq!(report.await_points(), 20);
-    // Each zombie's successor is stopped at each of its points, in both roles, and runs to its end.
-    assert!(report.runs() >= 20 * 2 * 20, "{report}");
-    // Three days of virtual time for each zombie, and polls in proportion to the points.
+    // Each zombie wakes up before and after its successor opens the fence and changes something, in
+    // both roles of the successor, and when all is over.
+    assert!(report.runs() >= 20 * 7, "{report}");
+    // Time is what a run costs: so few steps of the handler take no second on any machine.
     let steps = polls.load(Ordering::Relaxed);
-    assert!(steps <= report.runs() * 4 * 18, "{steps}");
+    assert!(steps <= 20 * 20 * 18, "{steps}");
     report.assert_safe();
 }
 

@@ -29,10 +29,10 @@ const ENQUEUED: &str = "jobs enqueued";
 ///
 /// For each point: fresh resources; the handler runs up to there and is not polled any more; its lease
 /// expires; a successor runs under the next token; the zombie wakes up and runs to its end, believing
-/// that it still holds its lease. It wakes up at each await point of its successor in turn, and when
-/// both its successor and the queue's next job have ended. The successor is the next run of the job,
-/// or, once the job is given up, the next job of its exclusive key. The watched resources tell what
-/// came of it.
+/// that it still holds its lease. It wakes up amid its successor's run (before each change that the
+/// watches see, and before and after each fence that is opened), and when both its successor and the
+/// queue's next job have ended. The successor is the next run of the job, or, once the job is given
+/// up, the next job of its exclusive key. The watched resources tell what came of it.
 ///
 /// All of it happens on a thread and a virtual clock of its own; nothing is waited for.
 #[must_use = "nothing is tested until it is run"]
@@ -212,22 +212,32 @@ impl<R: Clone + Send + 'static> Zombie<R> {
     fn haunt(&self, shared: &Shared, alone: &Alone) -> Result<()> {
         for point in 1..=alone.points {
             shared.at.store(point, Ordering::Relaxed);
-            if self.after_all(shared, alone, point)? {
-                self.in_between(shared, alone, point, Heir::SameJob)?;
-                self.in_between(shared, alone, point, Heir::NextJob)?;
+            let Some(stops) = self.after_all(shared, alone, point)? else {
+                continue;
+            };
+            self.in_between(shared, alone, point, Heir::SameJob, &stops)?;
+            if let Some(stops) = self.stops(shared, point, Heir::NextJob)? {
+                self.in_between(shared, alone, point, Heir::NextJob, &stops)?;
             }
         }
         shared.at.store(alone.points + 1, Ordering::Relaxed);
         self.died_before_settling(shared, alone)
     }
 
-    /// The zombie wakes up at each await point of its successor in turn.
-    fn in_between(&self, shared: &Shared, alone: &Alone, point: usize, heir: Heir) -> Result<()> {
+    /// The zombie wakes up amid its successor's run, at each of its stops in turn.
+    fn in_between(
+        &self,
+        shared: &Shared,
+        alone: &Alone,
+        point: usize,
+        heir: Heir,
+        stops: &[usize],
+    ) -> Result<()> {
         let frozen = FrozenAt::Await(point);
         let Some(serial) = self.awake(shared, point, heir, 0)? else {
             return Ok(());
         };
-        for at in 1.. {
+        for &at in stops {
             let Some(seen) = self.awake(shared, point, heir, at)? else {
                 break;
             };
@@ -272,24 +282,24 @@ impl<R: Clone + Send + 'static> Zombie<R> {
         })
     }
 
-    /// The zombie wakes up when its successor and the next job have ended. False if its successor
-    /// does not end, so that there is nothing more to try.
-    fn after_all(&self, shared: &Shared, alone: &Alone, point: usize) -> Result<bool> {
+    /// The zombie wakes up when its successor and the next job have ended. Tells the stops of its
+    /// successor; none if that one does not end, so that there is nothing more to try.
+    fn after_all(
+        &self,
+        shared: &Shared,
+        alone: &Alone,
+        point: usize,
+    ) -> Result<Option<Vec<usize>>> {
         let frozen = FrozenAt::Await(point);
         on_virtual_time(async {
             let scene = self.scene(shared, Heir::SameJob).await?;
-            let mut first = scene.claim().await?;
-            if first.go_to(point).await == Step::Returned {
-                return Ok(false);
-            }
-            scene.stage.expire(&first);
-            let mut second = scene.claim().await?;
-            let ended = second.finish().await;
+            let (mut first, mut second) = scene.replaced(point, Heir::SameJob).await?;
             shared.made();
-            if ended.is_none() {
+            let Some(stops) = scene.walk(&mut second).await else {
                 shared.fault(FaultKind::Blocked, Some(frozen), None, says(None));
-                return Ok(false);
-            }
+                return Ok(None);
+            };
+            let ended = second.settle().await;
             shared.must_complete(frozen, ended.as_ref());
             if ended == Some(Ended::Completed) {
                 scene.enqueue(&self.next).await?;
@@ -307,7 +317,16 @@ impl<R: Clone + Send + 'static> Zombie<R> {
                     shared.fault(FaultKind::Accepted, Some(frozen), Some(name), detail);
                 }
             }
-            Ok(true)
+            Ok(Some(stops))
+        })
+    }
+
+    /// The stops of a successor that nobody disturbs; none if it does not end.
+    fn stops(&self, shared: &Shared, point: usize, heir: Heir) -> Result<Option<Vec<usize>>> {
+        on_virtual_time(async {
+            let scene = self.scene(shared, heir).await?;
+            let (_first, mut second) = scene.replaced(point, heir).await?;
+            Ok(scene.walk(&mut second).await)
         })
     }
 
@@ -316,14 +335,7 @@ impl<R: Clone + Send + 'static> Zombie<R> {
     fn awake(&self, shared: &Shared, point: usize, heir: Heir, at: usize) -> Result<Option<Seen>> {
         on_virtual_time(async {
             let scene = self.scene(shared, heir).await?;
-            let mut first = scene.claim().await?;
-            first.go_to(point).await;
-            if heir == Heir::NextJob {
-                scene.enqueue(&self.next).await?;
-                scene.stage.cancel(&first).await?;
-            }
-            scene.stage.expire(&first);
-            let mut second = scene.claim().await?;
+            let (mut first, mut second) = scene.replaced(point, heir).await?;
             if at > 0 && second.reach(at).await != Some(Step::There) {
                 return Ok(None);
             }
@@ -450,6 +462,39 @@ impl<R: Clone> Scene<'_, R> {
         let handle =
             |worker: WorkerBuilder| (self.test.handle)(self.resources.clone(), worker.queue(queue));
         self.stage.claim(handle).await
+    }
+
+    /// The handler stands still at an await point, its lease has run out, and its successor has one.
+    async fn replaced(&self, point: usize, heir: Heir) -> Result<(Actor, Actor)> {
+        let mut first = self.claim().await?;
+        first.go_to(point).await;
+        if heir == Heir::NextJob {
+            self.enqueue(&self.test.next).await?;
+            self.stage.cancel(&first).await?;
+        }
+        self.stage.expire(&first);
+        let second = self.claim().await?;
+        Ok((first, second))
+    }
+
+    /// Runs a handler to its end, and tells its stops: the last await point before each change that
+    /// the watches see, each fence that it opens, and its end. Whatever it has read by then it has
+    /// not acted on yet. None if it does not end.
+    async fn walk(&self, actor: &mut Actor) -> Option<Vec<usize>> {
+        let mut stops = Vec::new();
+        let mut seen = None;
+        for point in 1..MOST_POINTS {
+            if actor.reach(point).await? == Step::Returned {
+                stops.extend(seen.map(|_| point - 1));
+                return Some(stops);
+            }
+            let now = Some((actor.opened(), self.look()));
+            if seen.is_some() && seen != now {
+                stops.push(point - 1);
+            }
+            seen = now;
+        }
+        None
     }
 
     /// What the watches see.

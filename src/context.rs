@@ -24,8 +24,8 @@ use crate::store::{Checkpoint, Checkpointed, Enqueued};
 /// The lease that a handler works under. Clones are the same lease.
 #[derive(Clone)]
 pub struct Context {
-    held: Arc<Run>,
-    index: usize,
+    pub(crate) held: Arc<Run>,
+    pub(crate) index: usize,
 }
 
 impl Context {
@@ -33,11 +33,11 @@ impl Context {
         Self { held, index }
     }
 
-    fn pool(&self) -> &Pool {
+    pub(crate) fn pool(&self) -> &Pool {
         &self.held.pool
     }
 
-    fn lease(&self) -> &HeldLease {
+    pub(crate) fn lease(&self) -> &HeldLease {
         &self.held.leases[self.index]
     }
 
@@ -214,10 +214,13 @@ impl Context {
     pub async fn fence<F: Fence>(&self, resource: F) -> Result<F::Opened, FenceError> {
         #[cfg(feature = "testing")]
         crate::testing::await_point().await;
-        let opened = resource.open(&self.scope(), self.token()).await;
+        let opened = resource.open(&self.scope(), self.token()).await?;
         #[cfg(feature = "testing")]
-        crate::testing::opened(opened.is_ok()).await;
-        opened
+        {
+            crate::testing::opened();
+            crate::testing::await_point().await;
+        }
+        Ok(opened)
     }
 
     /// Leaves a result with the job, if it has a retention. The first call counts.

@@ -53,6 +53,7 @@
 //! | `client.rs` | the door: open, enqueue, start workers, look, intervene |
 //! | `job.rs`, `names.rs`, `lease.rs`, `retry.rs` | data and pure rules: jobs, their names and limits, tokens, receipts and terms, waits |
 //! | `handler.rs`, `context.rs` | what the user writes, and what it is given |
+//! | `transaction.rs` | effect, checkpoint and settlement in the handler's own transaction |
 //! | `worker.rs` | the one place that wires the parts of a pool together |
 //! | `lifecycle/` | one file per verb: `enqueue`, `claim`, `run`, `renew`, `fence`, `settle`, `expire`, `prune`; `mod.rs` has the transition table |
 //! | `store/` | the [`Store`] trait, and a folder per store with the same verb-named files |
@@ -96,6 +97,8 @@ pub mod retry;
 pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
+#[cfg(feature = "sqlite")]
+mod transaction;
 mod worker;
 
 pub use async_trait::async_trait;

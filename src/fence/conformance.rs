@@ -101,7 +101,7 @@ pub async fn check(
     subject: &dyn Subject,
     seed: u64,
     interleavings: usize,
-) -> Result<Figures, Box<Breach>> {
+) -> Result<Figures, Breach> {
     let mut run = Run {
         subject,
         seed,
@@ -211,13 +211,13 @@ fn expected(
 }
 
 impl Run<'_> {
-    fn breach(&mut self, interleaving: Option<usize>, what: String) -> Box<Breach> {
-        Box::new(Breach {
+    fn breach(&mut self, interleaving: Option<usize>, what: String) -> Breach {
+        Breach {
             seed: self.seed,
             interleaving,
             what,
             trace: std::mem::take(&mut self.trace),
-        })
+        }
     }
 
     fn begin(&mut self) {
@@ -436,16 +436,15 @@ impl<'s> Program<'s> {
             .open
             .iter_mut()
             .find(|(scope, opened, _)| (*scope, *opened) == (at, token));
-        let said = match known {
-            Some((.., holder)) => take(&mut **holder, step).await?,
-            None => {
-                let mut holder = self.subject.holder(scope, token).await;
-                let said = take(&mut *holder, step).await?;
-                if said == Said::Done {
-                    self.open.push((at, token, holder));
-                }
-                said
+        let said = if let Some((.., holder)) = known {
+            take(&mut **holder, step).await?
+        } else {
+            let mut holder = self.subject.holder(scope, token).await;
+            let said = take(&mut *holder, step).await?;
+            if said == Said::Done {
+                self.open.push((at, token, holder));
             }
+            said
         };
         if said == right {
             return Ok(said);
@@ -492,7 +491,7 @@ impl Seen {
 /// Judges operations whose order nobody knows exactly.
 fn judge(seen: &[Seen], landed: &[u64]) -> Result<(), String> {
     let accepted = |seen: &&Seen| !matches!(seen.said, Said::Stale(_));
-    let wrote = |value: u64| seen.iter().find(|seen| seen.value() == Some(value));
+    let author = |value: u64| seen.iter().find(|seen| seen.value() == Some(value));
     for one in seen.iter().filter(accepted) {
         let higher = |other: &&Seen| other.token > one.token && other.to < one.from;
         if let Some(higher) = seen.iter().filter(accepted).find(higher) {
@@ -506,16 +505,16 @@ fn judge(seen: &[Seen], landed: &[u64]) -> Result<(), String> {
             return Err(format!("{one:?} landed {times} times"));
         }
     }
-    let mut last = FencingToken::new(0);
+    let mut highest = FencingToken::new(0);
     let mut once = Vec::new();
     for value in landed {
-        let Some(write) = wrote(*value) else {
+        let Some(write) = author(*value) else {
             return Err(format!("{value} landed, and nobody wrote it"));
         };
-        if write.token < last {
-            return Err(format!("{write:?} landed behind the token {last}"));
+        if write.token < highest {
+            return Err(format!("{write:?} landed behind the token {highest}"));
         }
-        last = write.token;
+        highest = write.token;
         if let Step::Once(operation, _) = write.step {
             if once.contains(&(write.token, operation)) {
                 return Err(format!("{write:?} was applied a second time"));
@@ -532,7 +531,7 @@ fn judge(seen: &[Seen], landed: &[u64]) -> Result<(), String> {
         }
         let late = landed[list.len()..]
             .iter()
-            .filter_map(|value| wrote(*value))
+            .filter_map(|value| author(*value))
             .find(|write| write.token < reader.token);
         if let Some(late) = late {
             return Err(format!("{late:?} changed what {reader:?} had read"));

@@ -40,6 +40,9 @@
 //! | resource | adapter |
 //! |---|---|
 //! | a value in this process | [`memory`] |
+//! | a file | [`file`](mod@file) |
+//! | rows of an SQLite file, in your transaction | `sqlite` (feature `sqlite`) |
+//! | rows of a PostgreSQL database, in your transaction | `postgres` (feature `postgres`) |
 //!
 //! For anything else implement [`Fence`], with [`Marks`] if the resource has no rule of its own, and
 //! run the conformance suite (feature `conformance`) on it.
@@ -56,9 +59,14 @@ use crate::observe::metrics;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+pub mod file;
 mod marks;
 pub mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 mod scope;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
 
 pub use marks::Marks;
 pub use scope::Scope;

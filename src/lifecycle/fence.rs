@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::pool::Pool;
 use crate::clock::{Timestamp, micros};
 use crate::job::JobRecord;
-use crate::lease::{FencingToken, Grant, Lease, Nonce, Progress, Receipt};
+use crate::lease::{FencingToken, Grant, Lease, Nonce, Progress, Receipt, Verdict};
 use crate::observe::metrics::LostWhy;
 
 /// A grant that this process holds.
@@ -66,6 +66,8 @@ pub(crate) struct HeldLease {
 struct Rare {
     /// What the handler leaves behind.
     result: OnceLock<Bytes>,
+    /// The verdict on a completion that was committed in the handler's own transaction.
+    completed: OnceLock<Verdict>,
     progress: Mutex<Option<Progress>>,
     bell: Bell,
 }
@@ -180,6 +182,22 @@ impl HeldLease {
 
     pub(crate) fn hand_in(&self) {
         self.handed_in.store(true, Ordering::Release);
+    }
+
+    /// The handler is not done with it after all.
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn take_back(&self) {
+        self.handed_in.store(false, Ordering::Release);
+    }
+
+    /// It was completed in the handler's own transaction, which is committed.
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn complete(&self, verdict: Verdict) {
+        let _ = self.rare().completed.set(verdict);
+    }
+
+    pub(crate) fn completed(&self) -> Option<Verdict> {
+        self.rare.get()?.completed.get().copied()
     }
 
     /// Whether its handler has ended.

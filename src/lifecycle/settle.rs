@@ -337,6 +337,9 @@ pub(crate) fn hand_in(
     let lease = &held.leases[index];
     lease.hand_in();
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
+    if let Some(verdict) = lease.completed() {
+        return completed(pool, held, index, &ran, slot, times, verdict);
+    }
     let stopped = lease.stopped();
     // One that ran out before its handler began goes back: nobody worked under it, the receipt
     // keeps that safe, and a slow store must not move a job toward dead.
@@ -376,6 +379,43 @@ pub(crate) fn hand_in(
             times,
         }),
     );
+}
+
+/// A slot is done with a lease that its handler has completed in a transaction of its own: there is
+/// nothing left to settle, whatever the handler did afterwards.
+fn completed(
+    pool: &Pool,
+    held: Arc<Run>,
+    index: usize,
+    ran: &Ran,
+    slot: usize,
+    times: Times,
+    verdict: Verdict,
+) {
+    let at = held.queue;
+    let lease = &held.leases[index];
+    let result = lease.result();
+    let outcome = Outcome::Complete { result };
+    let (queue, job, token, run) = (&held.grant.queue, &*lease.job, lease.token, times.ran);
+    if !matches!(ran, Ran::Returned(Ok(()))) {
+        tracing::warn!(%queue, job = %job.id, "a handler failed after it had completed its job");
+    }
+    pool.observers.emit(|| Event::Finished {
+        queue,
+        job,
+        token,
+        run,
+        outcome: Some(&outcome),
+    });
+    let meter = lease.kind.map(|kind| &pool.kinds[kind].meters[at]);
+    pool.outbox.push(slot, at, times, None);
+    let done = Done {
+        held: Arc::clone(&held),
+        index,
+        outcome,
+        times,
+    };
+    close_one(pool, &done, verdict, meter, monotonic());
 }
 
 /// What a run's end means for the lease. Pure. None: settle nothing.

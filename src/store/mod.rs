@@ -9,6 +9,7 @@
 //! | tests, and as the model | [`MemoryStore`] |
 //! | one machine, several processes, one file | `SqliteStore` (feature `sqlite`) |
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -70,6 +71,12 @@ pub trait Store: Send + Sync + 'static {
     /// namespaces, or wraps one that does, must say which.
     fn namespace(&self) -> Namespace {
         Namespace::default()
+    }
+
+    /// The store's own type, for calls that ride in the caller's transaction. None, the default, for
+    /// stores that offer none, and for wrappers that would be passed by.
+    fn native(&self) -> Option<&dyn Any> {
+        None
     }
 
     /// A handle to the same store for another runtime: the renewer runs on a thread of its own, and

@@ -58,10 +58,9 @@ pub async fn await_point() {
     .await;
 }
 
-/// A handler has asked for a fence to be opened. It can also stand still right after that.
-pub(crate) async fn opened(accepted: bool) {
-    if let Some(notes) = polled().filter(|_| accepted) {
+/// A handler has opened a fence.
+pub(crate) fn opened() {
+    if let Some(notes) = polled() {
         notes.opened.fetch_add(1, Ordering::Relaxed);
     }
-    await_point().await;
 }

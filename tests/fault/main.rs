@@ -20,6 +20,7 @@ mod full;
 mod kill;
 mod poison;
 mod produce;
+mod together;
 
 use tokio::sync::RwLock;
 

@@ -60,6 +60,8 @@ pub(crate) enum Errand {
     Note { producer: u32, number: u64 },
     /// Takes its process with it.
     Poison { millis: u64 },
+    /// Changes data in the queue's own file, in one transaction with its settlement or before it.
+    Pay { together: bool },
     /// Blocks its thread, and if it is late does not stop for that.
     Zombie { millis: u64 },
 }
@@ -208,11 +210,27 @@ impl Hand {
                 tokio::time::sleep(Duration::from_millis(millis)).await;
                 std::process::abort();
             }
+            Errand::Pay { together } => return self.pay(together, ctx),
             Errand::Zombie { millis } => {
                 return self.haunt(Duration::from_millis(millis), ctx).await;
             }
         }
         self.mark(ctx);
+        Ok(())
+    }
+
+    fn pay(&self, together: bool, ctx: &Context) -> Result<(), Failure> {
+        let mut db = rusqlite::Connection::open(&self.role.db)?;
+        db.busy_timeout(Duration::from_secs(60))?;
+        let tx = db.transaction()?;
+        let row = (ctx.job_id().to_string(), ctx.token().get().cast_signed());
+        tx.execute("INSERT INTO paid (job, token) VALUES (?1, ?2)", row)?;
+        if together {
+            ctx.complete_in(tx)?;
+        } else {
+            tx.commit()?;
+        }
+        say("paid");
         Ok(())
     }
 

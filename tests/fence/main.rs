@@ -4,8 +4,18 @@
 #![allow(clippy::unwrap_used, reason = "trouble here should stop it")]
 
 mod broken;
+mod file;
 mod handler;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "postgres")]
+#[path = "../support/postgres.rs"]
+mod postgres_server;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+#[cfg(feature = "sqlite")]
+mod transaction;
 
 use leasehold::fence::conformance::{Subject, check};
 

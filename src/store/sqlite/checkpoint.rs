@@ -27,7 +27,11 @@ impl Tx<'_> {
         Ok(answers)
     }
 
-    fn checkpoint_one(&mut self, checkpoint: &Checkpoint, now: Timestamp) -> Done<Checkpointed> {
+    pub(super) fn checkpoint_one(
+        &mut self,
+        checkpoint: &Checkpoint,
+        now: Timestamp,
+    ) -> Done<Checkpointed> {
         let Checkpoint {
             receipt,
             seq,

@@ -19,9 +19,19 @@ impl Tx<'_> {
         if let Some(first) = self.recall(request.request, Verb::Enqueue, now)? {
             return again(&first, &request.jobs);
         }
-        let mut answers = Vec::with_capacity(request.jobs.len());
-        let fresh = self.are_fresh(&request.jobs)?;
-        for (id, job) in &request.jobs {
+        let answers = self.enqueue_all(&request.jobs, now)?;
+        self.remember(request.request, Verb::Enqueue, &written(&answers))?;
+        Ok(answers)
+    }
+
+    pub(super) fn enqueue_all(
+        &mut self,
+        jobs: &[(JobId, NewJob)],
+        now: Timestamp,
+    ) -> Done<Vec<Enqueued>> {
+        let mut answers = Vec::with_capacity(jobs.len());
+        let fresh = self.are_fresh(jobs)?;
+        for (id, job) in jobs {
             // The client's id is the job: what is there already is not stored a second time.
             if !fresh && self.find(*id)?.is_some() {
                 answers.push(Enqueued::Duplicate(*id));
@@ -29,7 +39,6 @@ impl Tx<'_> {
                 answers.push(self.enqueue_one(*id, job, now)?);
             }
         }
-        self.remember(request.request, Verb::Enqueue, &written(&answers))?;
         Ok(answers)
     }
 

@@ -45,6 +45,13 @@ pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     )
 }
 
+/// Whether a transaction cannot write any more because it sees the file as it no longer is.
+fn is_old_snapshot(error: &rusqlite::Error) -> bool {
+    error
+        .sqlite_error()
+        .is_some_and(|e| e.extended_code == rusqlite::ffi::SQLITE_BUSY_SNAPSHOT)
+}
+
 /// Whether a row is missing or a column holds what it cannot.
 fn is_misfit(error: &rusqlite::Error) -> bool {
     use rusqlite::Error as E;
@@ -58,11 +65,16 @@ fn is_misfit(error: &rusqlite::Error) -> bool {
 }
 
 /// An engine's error in the words of the crate.
-pub(super) fn explain(error: rusqlite::Error) -> Error {
+pub(crate) fn explain(error: rusqlite::Error) -> Error {
     let (kind, detail) = match error.sqlite_error_code() {
         None if is_misfit(&error) => (
             ErrorKind::Corrupt,
             "what is stored does not fit together; restore the file from a backup",
+        ),
+        Some(ErrorCode::DatabaseBusy) if is_old_snapshot(&error) => (
+            ErrorKind::Contended,
+            "the transaction read before it wrote, and the file has changed since; \
+             open the fence first, or begin the transaction as IMMEDIATE",
         ),
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => (
             ErrorKind::Contended,

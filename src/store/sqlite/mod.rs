@@ -11,6 +11,7 @@
 //! **Limits.** A process that is frozen *inside* a transaction delays the others until it is thawed
 //! or killed; nothing is lost. The file belongs on a local disk.
 
+use std::any::Any;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,7 +45,7 @@ mod checkpoint;
 mod claim;
 mod control;
 mod enqueue;
-mod fault;
+pub(crate) mod fault;
 mod grant;
 mod inspect;
 mod migrate;
@@ -60,6 +61,7 @@ mod sql;
 mod tests;
 mod turn;
 mod tx;
+mod within;
 mod writer;
 
 /// Idle connections for reading that are kept open.
@@ -367,6 +369,10 @@ impl Store for SqliteStore {
 
     fn namespace(&self) -> Namespace {
         self.shared.options.namespace.clone()
+    }
+
+    fn native(&self) -> Option<&dyn Any> {
+        Some(self)
     }
 
     async fn dedicated(&self) -> Result<Arc<dyn Store>> {

@@ -29,3 +29,6 @@ SELECT verb, answer FROM leasehold_lanes WHERE session = ?1 AND lane = ?2;
 -- name: lane_remember
 INSERT INTO leasehold_lanes (session, lane, seq, verb, answer) VALUES (?1, ?2, ?3, ?4, ?5)
 ON CONFLICT (session, lane) DO UPDATE SET seq = excluded.seq, verb = excluded.verb, answer = excluded.answer;
+
+-- name: take_turn
+UPDATE leasehold_meta SET version = version;

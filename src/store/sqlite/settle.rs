@@ -20,9 +20,21 @@ impl Tx<'_> {
         if let Some(first) = self.recall(request.request, Verb::Settle, now)? {
             return first.into_iter().map(read).collect();
         }
+        let verdicts = self.settle_all(&request.settlements, now)?;
+        let answer: Vec<u8> = verdicts.iter().map(|verdict| written(*verdict)).collect();
+        self.remember(request.request, Verb::Settle, &answer)?;
+        Ok(verdicts)
+    }
+
+    /// Settles under no request id: what the receipts decide cannot be applied twice.
+    pub(super) fn settle_all(
+        &mut self,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) -> Done<Vec<Verdict>> {
         let mut front = BTreeMap::<usize, Vec<_>>::new();
-        let mut verdicts = Vec::with_capacity(request.settlements.len());
-        for Settlement { receipt, outcome } in &request.settlements {
+        let mut verdicts = Vec::with_capacity(settlements.len());
+        for Settlement { receipt, outcome } in settlements {
             let Some(current) = self.current(receipt, now)? else {
                 self.fenced(&receipt.queue, 1)?;
                 verdicts.push(Verdict::Fenced);
@@ -59,8 +71,6 @@ impl Tx<'_> {
         for (queue, jobs) in front {
             self.put_front(queue, jobs)?;
         }
-        let answer: Vec<u8> = verdicts.iter().map(|verdict| written(*verdict)).collect();
-        self.remember(request.request, Verb::Settle, &answer)?;
         Ok(verdicts)
     }
 }

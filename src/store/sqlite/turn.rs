@@ -24,6 +24,8 @@ const ASIDE_NAP: Duration = Duration::from_micros(100);
 /// How long not to step aside again after it brought nothing: doubles up to a second.
 const USELESS: Duration = Duration::from_millis(8);
 const USELESS_MAX: Duration = Duration::from_secs(1);
+/// From here on somebody should know: a handler's own transaction, or a frozen process.
+const LONG: Duration = Duration::from_secs(1);
 
 /// One process's part in taking turns.
 #[derive(Debug)]
@@ -110,6 +112,7 @@ impl Turn {
 fn poll(db: &Connection, limit: Duration) -> Done<()> {
     let start = monotonic();
     let mut naps = Duration::ZERO;
+    let mut warned = false;
     loop {
         // Under a virtual clock no time passes here, so the naps count too.
         let waited = (monotonic() - start).max(naps);
@@ -119,6 +122,12 @@ fn poll(db: &Connection, limit: Duration) -> Done<()> {
             40..1_000 => Duration::from_micros(60),
             _ => Duration::from_millis(2),
         };
+        if waited > LONG && !warned {
+            warned = true;
+            tracing::warn!(
+                "a transaction of somebody else keeps renewals and all other calls waiting"
+            );
+        }
         std::thread::sleep(nap);
         naps += nap;
         match begin(db) {

@@ -1,0 +1,109 @@
+//! Calls that ride in the caller's own transaction, on the caller's own connection.
+//!
+//! They share the steps of the writer. What they do is undone with the rest if the caller rolls back,
+//! and nobody is woken for it here: whoever waits sees that the file has changed.
+
+use rusqlite::{Connection, Transaction};
+
+use super::fault::{Done, Fault};
+use super::sql::statement;
+use super::tx::Tx;
+use super::writer::at;
+use super::{Kinds, SqliteStore, ring};
+use crate::clock::Timestamp;
+use crate::error::{Error, Result, Verb};
+use crate::job::{JobId, NewJob};
+use crate::lease::Verdict;
+use crate::store::{Checkpoint, Checkpointed, Enqueued, Settlement};
+
+/// What a step did, and whom to wake once it is committed.
+pub(crate) struct Ridden<T> {
+    pub(crate) answer: T,
+    bells: Vec<super::Bell>,
+}
+
+impl SqliteStore {
+    pub(crate) fn settle_in(
+        &self,
+        tx: &Transaction<'_>,
+        settlement: &Settlement,
+    ) -> Result<Ridden<Verdict>> {
+        self.ride(Verb::Settle, tx, |tx, now| {
+            let verdicts = tx.settle_all(std::slice::from_ref(settlement), now)?;
+            Ok(verdicts.first().copied().unwrap_or(Verdict::Fenced))
+        })
+    }
+
+    pub(crate) fn checkpoint_in(
+        &self,
+        tx: &Transaction<'_>,
+        checkpoint: &Checkpoint,
+    ) -> Result<Checkpointed> {
+        let ridden = self.ride(Verb::Checkpoint, tx, |tx, now| {
+            tx.checkpoint_one(checkpoint, now)
+        });
+        ridden.map(|ridden| ridden.answer)
+    }
+
+    pub(crate) fn enqueue_in(
+        &self,
+        tx: &Transaction<'_>,
+        jobs: &[(JobId, NewJob)],
+    ) -> Result<Vec<Enqueued>> {
+        let ridden = self.ride(Verb::Enqueue, tx, |tx, now| tx.enqueue_all(jobs, now));
+        ridden.map(|ridden| ridden.answer)
+    }
+
+    /// Wakes those whom a committed step concerns.
+    pub(crate) fn wake<T>(&self, ridden: Ridden<T>) {
+        ring(&self.shared.wakers, ridden.bells);
+    }
+
+    fn ride<T>(
+        &self,
+        verb: Verb,
+        tx: &Transaction<'_>,
+        step: impl FnOnce(&mut Tx<'_>, Timestamp) -> Done<T>,
+    ) -> Result<Ridden<T>> {
+        self.is_same_file(tx)
+            .and_then(|()| self.ride_in(tx, step).map_err(Fault::into_error))
+            .map_err(|error| at(verb, error))
+    }
+
+    fn ride_in<T>(
+        &self,
+        db: &Connection,
+        step: impl FnOnce(&mut Tx<'_>, Timestamp) -> Done<T>,
+    ) -> Done<Ridden<T>> {
+        // The first of our statements takes the write lock, or fails if the transaction has read
+        // what has changed since. The time is asked under it, so that its order is that of the steps.
+        statement(db, "take_turn")?.execute([])?;
+        // A step that fails half way leaves the caller's transaction as it was.
+        db.execute_batch("SAVEPOINT leasehold_ride")?;
+        let mut kinds = Kinds::default();
+        let namespace = self.shared.options.namespace.as_str();
+        let mut tx = Tx::new(db, namespace, &mut kinds);
+        let done = step(&mut tx, self.shared.options.clock.now())
+            .and_then(|answer| tx.finish().map(|bells| Ridden { answer, bells }));
+        if done.is_err() {
+            db.execute_batch("ROLLBACK TO leasehold_ride")?;
+        }
+        db.execute_batch("RELEASE leasehold_ride")?;
+        done
+    }
+
+    /// A receipt is worth nothing in another file.
+    fn is_same_file(&self, db: &Connection) -> Result<()> {
+        let theirs = db.path().unwrap_or_default();
+        let whole = |path: &std::path::Path| std::fs::canonicalize(path).ok();
+        let same = whole(&self.shared.path);
+        if same.is_some() && same == whole(theirs.as_ref()) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            "transaction",
+            "one of another file",
+            "one of the store's file",
+        ))
+    }
+}

@@ -1,0 +1,295 @@
+//! The fence in a PostgreSQL transaction, on a real server.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leasehold::fence::conformance::{Holder, Subject};
+use leasehold::fence::postgres::{Fenced, migrate, open_all, prune};
+use leasehold::fence::{Fence as _, FenceError, Scope};
+use leasehold::{ErrorKind, FencingToken, async_trait};
+use tokio_postgres::{Client, NoTls, Transaction};
+
+use crate::conforms;
+use crate::postgres_server::Postgres;
+
+async fn connect(server: &Postgres) -> Client {
+    let (client, connection) = tokio_postgres::connect(&server.socket(), NoTls)
+        .await
+        .unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+async fn prepared(server: &Postgres) -> Client {
+    let client = connect(server).await;
+    migrate(&client).await.unwrap();
+    let list = "CREATE TABLE list (n BIGSERIAL PRIMARY KEY, scope TEXT, value BIGINT);
+                CREATE INDEX ON list (scope, n)";
+    client.batch_execute(list).await.unwrap();
+    client
+}
+
+struct Pg {
+    server: Postgres,
+    idle: Arc<Mutex<Vec<Client>>>,
+    /// For what goes past the fence.
+    client: tokio::sync::Mutex<Client>,
+}
+
+struct PgHolder {
+    client: Option<Client>,
+    idle: Arc<Mutex<Vec<Client>>>,
+    scope: Scope,
+    token: FencingToken,
+}
+
+async fn list(tx: &Transaction<'_>, scope: &Scope) -> Vec<u64> {
+    let sql = "SELECT value FROM list WHERE scope = $1 ORDER BY n";
+    let rows = tx.query(sql, &[&scope.as_str()]).await.unwrap();
+    let value = |row: &tokio_postgres::Row| row.get::<_, i64>(0).cast_unsigned();
+    rows.iter().map(value).collect()
+}
+
+async fn append(tx: &Transaction<'_>, scope: &Scope, value: u64) {
+    let sql = "INSERT INTO list (scope, value) VALUES ($1, $2)";
+    let row = (&scope.as_str(), &value.cast_signed());
+    tx.execute(sql, &[row.0, row.1]).await.unwrap();
+}
+
+#[derive(Clone, Copy)]
+enum Act<'a> {
+    Open,
+    Read,
+    Write(u64),
+    Once(&'a str, u64),
+}
+
+impl PgHolder {
+    /// One transaction. Returns what was read, and whether anything was done.
+    async fn act(&mut self, act: Act<'_>) -> Result<(Vec<u64>, bool), FenceError> {
+        let tx = self.client.as_mut().unwrap().transaction().await.unwrap();
+        let fenced = match (&tx).open(&self.scope, self.token).await {
+            Ok(fenced) => fenced,
+            Err(error) => {
+                tx.rollback().await.unwrap();
+                return Err(error);
+            }
+        };
+        let mut read = Vec::new();
+        let mut first = true;
+        match act {
+            Act::Open => {}
+            Act::Read => read = list(&fenced, &self.scope).await,
+            Act::Write(value) => append(&fenced, &self.scope, value).await,
+            Act::Once(operation, value) => {
+                first = fenced.is_first(operation).await?;
+                if first {
+                    append(&fenced, &self.scope, value).await;
+                }
+            }
+        }
+        tx.commit().await.unwrap();
+        Ok((read, first))
+    }
+}
+
+impl Drop for PgHolder {
+    fn drop(&mut self) {
+        self.idle.lock().unwrap().extend(self.client.take());
+    }
+}
+
+#[async_trait]
+impl Subject for Pg {
+    async fn holder(&self, scope: &Scope, token: FencingToken) -> Box<dyn Holder> {
+        let idle = self.idle.lock().unwrap().pop();
+        let client = match idle {
+            Some(client) => client,
+            None => connect(&self.server).await,
+        };
+        Box::new(PgHolder {
+            client: Some(client),
+            idle: Arc::clone(&self.idle),
+            scope: scope.clone(),
+            token,
+        })
+    }
+
+    async fn landed(&self, scope: &Scope) -> Vec<u64> {
+        let mut client = self.client.lock().await;
+        let tx = client.transaction().await.unwrap();
+        list(&tx, scope).await
+    }
+
+    async fn prune(&self, below: FencingToken) -> Result<(), FenceError> {
+        let mut client = self.client.lock().await;
+        let tx = client.transaction().await.unwrap();
+        prune(&tx, below).await?;
+        tx.commit().await.unwrap();
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Holder for PgHolder {
+    async fn open(&mut self) -> Result<(), FenceError> {
+        self.act(Act::Open).await.map(|_| ())
+    }
+
+    async fn read(&mut self) -> Result<Vec<u64>, FenceError> {
+        self.act(Act::Read).await.map(|(list, _)| list)
+    }
+
+    async fn write(&mut self, value: u64) -> Result<(), FenceError> {
+        self.act(Act::Write(value)).await.map(|_| ())
+    }
+
+    async fn write_once(&mut self, operation: &str, value: u64) -> Result<bool, FenceError> {
+        let done = self.act(Act::Once(operation, value)).await;
+        done.map(|(_, first)| first)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_postgres_transaction_conforms() {
+    let Some(server) = Postgres::start() else {
+        return;
+    };
+    let client = prepared(&server).await;
+    let subject = Pg {
+        server,
+        idle: Arc::default(),
+        client: tokio::sync::Mutex::new(client),
+    };
+    conforms("postgres", &subject).await;
+}
+
+fn scope(name: &str) -> Scope {
+    Scope::parse(&format!("bank/default/k:{name}")).unwrap()
+}
+
+fn token(n: u64) -> FencingToken {
+    FencingToken::new(n)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn scopes_opened_at_once_never_deadlock_and_one_by_one_one_side_is_told() {
+    let Some(server) = Postgres::start() else {
+        return;
+    };
+    let mut one = prepared(&server).await;
+    let mut two = connect(&server).await;
+    let (a, b) = (scope("a"), scope("b"));
+    let forth = [a.clone(), b.clone(), a.clone()];
+    let back = [b.clone(), a.clone()];
+    for round in 1..=200 {
+        let both = |client, scopes| async move {
+            let client: &mut Client = client;
+            let tx = client.transaction().await.unwrap();
+            let opened: Result<Vec<Fenced<'_>>, FenceError> =
+                open_all(&tx, scopes, token(round)).await;
+            let count = opened
+                .unwrap_or_else(|e| panic!("round {round}: {e}"))
+                .len();
+            tx.commit().await.unwrap();
+            count
+        };
+        let opened = tokio::join!(both(&mut one, &forth[..]), both(&mut two, &back[..]));
+        assert_eq!(opened, (3, 2));
+    }
+    // Crosswise, one by one: the server ends one of the two, and the other gets on.
+    let first = one.transaction().await.unwrap();
+    let second = two.transaction().await.unwrap();
+    (&first).open(&a, token(300)).await.unwrap();
+    (&second).open(&b, token(300)).await.unwrap();
+    let crosswise = tokio::join!(
+        async { (&first).open(&b, token(300)).await.map(|_| ()) },
+        async {
+            let opened = (&second).open(&a, token(300)).await.map(|_| ());
+            // Lets go of its rows, whatever it was told.
+            second.rollback().await.unwrap();
+            opened
+        },
+    );
+    let told = [crosswise.0, crosswise.1];
+    let contended = |told: &&Result<(), FenceError>| matches!(told, Err(FenceError::Trouble(e)) if e.kind() == ErrorKind::Contended);
+    assert_eq!(told.iter().filter(contended).count(), 1, "{told:?}");
+    assert_eq!(
+        told.iter().filter(|told| told.is_ok()).count(),
+        1,
+        "{told:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn an_older_owner_waits_for_the_row_and_is_then_refused_at_every_isolation_level() {
+    use tokio_postgres::IsolationLevel as Level;
+    let Some(server) = Postgres::start() else {
+        return;
+    };
+    let mut one = prepared(&server).await;
+    let mut two = connect(&server).await;
+    let levels = [
+        Level::ReadCommitted,
+        Level::RepeatableRead,
+        Level::Serializable,
+    ];
+    for (level, n) in levels.into_iter().zip(0..) {
+        let scope = scope(&format!("level {n}"));
+        let new = one.transaction().await.unwrap();
+        let fenced = (&new).open(&scope, token(2)).await.unwrap();
+        append(&fenced, &scope, 7).await;
+        let begin = two.build_transaction().isolation_level(level).start();
+        let old = begin.await.unwrap();
+        let refused = {
+            let opening = async { (&old).open(&scope, token(1)).await.map(|_| ()) };
+            tokio::pin!(opening);
+            let early = tokio::time::timeout(Duration::from_millis(50), &mut opening).await;
+            assert!(early.is_err(), "it did not wait for the row");
+            new.commit().await.unwrap();
+            opening.await.unwrap_err()
+        };
+        match level {
+            Level::ReadCommitted => assert_eq!(refused.stale().unwrap().mark(), token(2)),
+            _ => assert!(
+                matches!(&refused, FenceError::Trouble(e) if e.kind() == ErrorKind::Contended),
+                "{refused}"
+            ),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn marks_survive_a_killed_server_and_missing_tables_are_named() {
+    let Some(mut server) = Postgres::start_durable() else {
+        return;
+    };
+    let mut client = connect(&server).await;
+    let tx = client.transaction().await.unwrap();
+    let error = (&tx)
+        .open(&scope("a"), token(1))
+        .await
+        .map(|_| ())
+        .unwrap_err();
+    assert!(error.to_string().contains("migrate"), "{error}");
+    drop(tx);
+    drop(client);
+    let mut client = prepared(&server).await;
+    let tx = client.transaction().await.unwrap();
+    (&tx).open(&scope("a"), token(5)).await.unwrap();
+    tx.commit().await.unwrap();
+    server.kill();
+    server.launch();
+    let mut client = connect(&server).await;
+    let tx = client.transaction().await.unwrap();
+    let error = (&tx)
+        .open(&scope("a"), token(4))
+        .await
+        .map(|_| ())
+        .unwrap_err();
+    assert_eq!(error.stale().unwrap().mark(), token(5));
+}

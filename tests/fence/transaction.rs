@@ -1,0 +1,250 @@
+//! Effect, checkpoint and settlement in the handler's own transaction.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use leasehold::inspect::Ledger;
+use leasehold::job::{JobOptions, JobState};
+use leasehold::store::{Command, LeaseSelect, SqliteStore};
+use leasehold::{
+    Client, Context, ErrorKind, Failure, Job, LeaseTerms, MemoryStore, NewJob, RetryPolicy,
+};
+use rusqlite::{Connection, DropBehavior};
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+
+#[derive(Serialize, Deserialize, Clone, Default)]
+struct Pay {
+    n: u32,
+}
+
+impl Job for Pay {
+    const KIND: &'static str = "pay";
+
+    fn options(&self) -> JobOptions {
+        let mut options = JobOptions::default();
+        options.retention = Some(Duration::from_secs(3600));
+        options
+    }
+}
+
+struct World {
+    client: Client,
+    path: PathBuf,
+    _dir: TempDir,
+}
+
+impl World {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("jobs.db");
+        let client = Client::new(Arc::new(SqliteStore::open(&path).unwrap()));
+        let sql = "CREATE TABLE paid (n INTEGER NOT NULL, run INTEGER NOT NULL)";
+        connect(&path).execute_batch(sql).unwrap();
+        Self {
+            client,
+            path,
+            _dir: dir,
+        }
+    }
+
+    /// Runs the handler until the ledger says so. The handler gets the number of its run.
+    async fn run<F, Fut>(&self, handler: F, enough: impl Fn(&Ledger) -> bool + Sync) -> Ledger
+    where
+        F: Fn(Connection, Context, usize) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), Failure>> + Send,
+    {
+        let (path, runs) = (self.path.clone(), AtomicUsize::new(0));
+        let handler = move |_: Pay, ctx: Context| {
+            let run = runs.fetch_add(1, Ordering::SeqCst);
+            handler(connect(&path), ctx, run)
+        };
+        let done = async {
+            let start = Instant::now();
+            loop {
+                let ledger = self.client.ledger().await.unwrap();
+                if enough(&ledger) {
+                    break;
+                }
+                assert!(start.elapsed() < Duration::from_secs(60), "{ledger:?}");
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let worker = self
+            .client
+            .worker()
+            .handle(handler)
+            .terms(LeaseTerms::of_term(Duration::from_secs(2)))
+            .retry(RetryPolicy::constant(Duration::from_millis(1)));
+        let report = worker.run_until(done).await.unwrap();
+        assert_eq!(report.unsettled, 0);
+        let ledger = self.client.ledger().await.unwrap();
+        assert_eq!(ledger.live, 0);
+        ledger
+    }
+
+    fn paid(&self) -> i64 {
+        let count = "SELECT count(*) FROM paid";
+        let db = connect(&self.path);
+        db.query_row(count, [], |row| row.get(0)).unwrap()
+    }
+}
+
+fn connect(path: &Path) -> Connection {
+    let db = Connection::open(path).unwrap();
+    db.busy_timeout(Duration::from_secs(60)).unwrap();
+    db
+}
+
+fn pay(db: &Connection, run: usize) -> rusqlite::Result<usize> {
+    db.execute("INSERT INTO paid (n, run) VALUES (1, ?1)", [run as i64])
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_committed_completion_needs_no_other_settlement() {
+    let world = World::new();
+    let id = world.client.enqueue(&Pay::default()).await.unwrap().id();
+    let handler = |mut db: Connection, ctx: Context, run: usize| async move {
+        {
+            let tx = db.transaction()?;
+            pay(&tx, run)?;
+            ctx.checkpoint_in(&tx, &"half way")?;
+            ctx.set_result(&42)?;
+            ctx.complete_in(tx)?;
+        }
+        // The lease has ended; a renewal that says so must not disturb the handler.
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        assert!(!ctx.is_cancelled());
+        Ok(())
+    };
+    let ledger = world.run(handler, |ledger| ledger.completed == 1).await;
+    assert_eq!((ledger.granted, ledger.completed, ledger.fenced), (1, 1, 0));
+    assert_eq!(world.paid(), 1);
+    let view = world.client.job(id).await.unwrap().unwrap();
+    assert_eq!(view.state, JobState::Completed);
+    assert_eq!(view.job.checkpoint.as_ref().unwrap().bytes, "\"half way\"");
+    assert_eq!(view.job.result.as_ref().unwrap(), "42");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_that_fails_after_its_commit_has_completed_its_job() {
+    let world = World::new();
+    world.client.enqueue(&Pay::default()).await.unwrap();
+    let handler = |mut db: Connection, ctx: Context, run: usize| async move {
+        let tx = db.transaction()?;
+        pay(&tx, run)?;
+        ctx.complete_in(tx)?;
+        Err(Failure::from("too late"))
+    };
+    let ledger = world.run(handler, |ledger| ledger.completed == 1).await;
+    assert_eq!((ledger.granted, ledger.retried, ledger.fenced), (1, 0, 0));
+    assert_eq!(world.paid(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_that_is_not_committed_has_done_nothing() {
+    let world = World::new();
+    world.client.enqueue(&Pay::default()).await.unwrap();
+    let handler = |mut db: Connection, ctx: Context, run: usize| async move {
+        // A commit that fails: the constraint is looked at only then.
+        db.execute_batch(
+            "PRAGMA foreign_keys = ON; CREATE TABLE IF NOT EXISTS a (id INTEGER PRIMARY KEY);
+             CREATE TABLE IF NOT EXISTS b (a REFERENCES a DEFERRABLE INITIALLY DEFERRED);",
+        )?;
+        let tx = db.transaction()?;
+        pay(&tx, run)?;
+        match run {
+            0 => {
+                tx.execute("INSERT INTO b VALUES (1)", [])?;
+                ctx.complete_in(tx)
+            }
+            1 => {
+                ctx.checkpoint_in(&tx, &1)?;
+                ctx.enqueue_in(&tx, &Pay::default())?;
+                drop(tx);
+                Err(Failure::from("changed its mind"))
+            }
+            _ => {
+                assert!(ctx.saved().is_none());
+                ctx.complete_in(tx)
+            }
+        }
+    };
+    let ledger = world.run(handler, |ledger| ledger.completed == 1).await;
+    let ends = (ledger.enqueued, ledger.granted, ledger.retried);
+    assert_eq!((ends, ledger.fenced), ((1, 3, 2), 0));
+    assert_eq!(world.paid(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stale_owners_whole_transaction_is_rolled_back() {
+    let world = World::new();
+    let id = world.client.enqueue(&Pay::default()).await.unwrap().id();
+    let client = world.client.clone();
+    let handler = move |mut db: Connection, ctx: Context, run: usize| {
+        let client = client.clone();
+        async move {
+            if run == 0 {
+                let revoke = Command::Revoke(LeaseSelect::Job(id));
+                client.control(revoke, "test", "stale").await?;
+            }
+            let mut tx = db.transaction()?;
+            // Even if the caller would have it committed.
+            tx.set_drop_behavior(DropBehavior::Commit);
+            pay(&tx, run)?;
+            let completed = ctx.complete_in(tx);
+            assert_eq!(completed.as_ref().is_err_and(Failure::is_lost), run == 0);
+            completed
+        }
+    };
+    let ledger = world.run(handler, |ledger| ledger.completed == 1).await;
+    assert_eq!((ledger.granted, ledger.revoked, ledger.retried), (2, 1, 0));
+    assert_eq!(world.paid(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn jobs_are_enqueued_if_the_transaction_commits() {
+    let world = World::new();
+    let mut db = connect(&world.path);
+    let jobs = || vec![NewJob::of(&Pay::default()).unwrap().unique("one").unwrap()];
+    let tx = db.transaction().unwrap();
+    world.client.enqueue_in(&tx, jobs()).unwrap();
+    tx.rollback().unwrap();
+    let tx = db.transaction().unwrap();
+    let first = world.client.enqueue_in(&tx, jobs()).unwrap()[0].id();
+    let again = world.client.enqueue_in(&tx, jobs()).unwrap()[0];
+    assert_eq!(again, leasehold::store::Enqueued::Duplicate(first));
+    tx.commit().unwrap();
+    assert_eq!(world.client.ledger().await.unwrap().enqueued, 1);
+    // One job that waits for a worker, and one that a sleeping worker is woken for.
+    let path = world.path.clone();
+    let late = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        let client = Client::new(Arc::new(SqliteStore::open(&path).unwrap()));
+        let mut db = connect(&path);
+        let tx = db.transaction().unwrap();
+        let job = NewJob::of(&Pay::default()).unwrap();
+        client.enqueue_in(&tx, vec![job]).unwrap();
+        tx.commit().unwrap();
+    });
+    let handler = |_: Connection, _: Context, _: usize| async { Ok(()) };
+    let ledger = world.run(handler, |ledger| ledger.completed == 2).await;
+    assert_eq!((ledger.enqueued, ledger.completed), (2, 2));
+    late.join().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_of_another_file_or_another_store_is_refused() {
+    let world = World::new();
+    let other = World::new();
+    let job = || vec![NewJob::of(&Pay::default()).unwrap()];
+    let mut db = connect(&other.path);
+    let tx = db.transaction().unwrap();
+    let error = world.client.enqueue_in(&tx, job()).unwrap_err();
+    assert_eq!(error.field(), Some("transaction"), "{error}");
+    let memory = Client::new(Arc::new(MemoryStore::new()));
+    let error = memory.enqueue_in(&tx, job()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+}

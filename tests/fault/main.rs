@@ -11,6 +11,7 @@
 
 mod broken;
 mod process;
+mod register;
 mod roles;
 mod world;
 
@@ -18,6 +19,7 @@ mod drain;
 mod freeze;
 mod full;
 mod kill;
+mod lockset;
 mod poison;
 mod produce;
 mod together;

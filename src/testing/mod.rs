@@ -24,7 +24,7 @@
 //!     })
 //!     .watch("balance", |account| account.look(|booked| booked.values().sum::<i64>()))
 //!     .run()
-//!     .assert_safe(); // prints: 2 await points, 9 zombies, 0 faults
+//!     .assert_safe(); // and prints how much was tried
 //! ```
 //!
 //! It finds what is written without a fence ([`Accepted`](FaultKind::Accepted)), also where a token is

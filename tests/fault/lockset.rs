@@ -10,19 +10,20 @@
 //! successor takes so long that it has read and not yet written when the zombie wakes up.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::job::JobOptions;
-use leasehold::store::{SqliteStore, Store};
 use leasehold::{Client, Context, Failure, FencingToken, Job, LeaseTerms, NewJob};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::MACHINE;
+#[cfg(feature = "postgres")]
+use crate::postgres_server::Postgres;
 use crate::process::Process;
-use crate::register::{Place, Register};
+use crate::register::Place;
 use crate::roles::{GO, Role, say};
 use crate::world::figures;
 
@@ -50,7 +51,8 @@ pub(crate) enum Arm {
 
 #[derive(Serialize, Deserialize)]
 pub(crate) struct HolderRole {
-    db: PathBuf,
+    /// The URL of the store.
+    queue: String,
     place: Place,
     arm: Arm,
 }
@@ -78,13 +80,13 @@ impl Job for Update {
 
 /// The child: a worker with one slot.
 pub(crate) async fn hold(role: HolderRole) {
-    let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&role.db).unwrap());
+    let client = Client::open(&role.queue).await.unwrap();
     let (place, arm) = (Arc::new(role.place), role.arm);
     let handler = move |update: Update, ctx: Context| {
         let place = Arc::clone(&place);
         async move { add(&update, &ctx, &place, arm).await }
     };
-    let worker = Client::new(store).worker().handle(handler);
+    let worker = client.worker().handle(handler);
     let worker = worker.slots(1).prefetch(0).terms(LeaseTerms::of_term(TERM));
     // A zombie gets all the time it needs to do harm.
     let worker = worker.grace(Duration::from_secs(60));
@@ -97,7 +99,7 @@ pub(crate) async fn hold(role: HolderRole) {
 
 /// Adds the token to the register, and says what came of it.
 async fn add(update: &Update, ctx: &Context, place: &Place, arm: Arm) -> Result<(), Failure> {
-    let register = Register::connect(place, update.key).await;
+    let mut register = place.connect(update.key).await;
     let mut names = match arm {
         Arm::Fenced => register.open_and_read(ctx).await?,
         Arm::NoFence | Arm::WritesOnly => register.read().await,
@@ -110,7 +112,10 @@ async fn add(update: &Update, ctx: &Context, place: &Place, arm: Arm) -> Result<
     }
     names.insert(ctx.token().get());
     let stored = match arm {
-        Arm::NoFence => register.write(&names).await,
+        Arm::NoFence => {
+            register.write(&names).await;
+            true
+        }
         Arm::WritesOnly => register.write_checked(ctx.token(), &names).await,
         Arm::Fenced => register.write_fenced(ctx, &names).await?,
     };
@@ -148,10 +153,8 @@ impl Tally {
 }
 
 /// Five holders, frozen one after the other.
-async fn run(arm: Arm, place: Place) -> Tally {
-    let dir = tempfile::tempdir().unwrap();
-    let db = dir.path().join("jobs.db");
-    let client = Client::new(Arc::new(SqliteStore::open(&db).unwrap()));
+async fn run(arm: Arm, queue: String, place: Place) -> Tally {
+    let client = Client::open(&queue).await.unwrap();
     let mut jobs = Vec::new();
     for number in 0..MOST_PAUSES * (QUICK + 1) {
         let cycle = number / (QUICK + 1);
@@ -169,10 +172,10 @@ async fn run(arm: Arm, place: Place) -> Tally {
     }
     client.enqueue_all(jobs).await.unwrap();
     for key in 0..KEYS {
-        Register::create(&place, key).await;
+        place.create(key).await;
     }
     let role = || HolderRole {
-        db: db.clone(),
+        queue: queue.clone(),
         place: place.clone(),
         arm,
     };
@@ -221,34 +224,38 @@ async fn run(arm: Arm, place: Place) -> Tally {
         holder.last_words().iter().for_each(|line| tally.hear(line));
     }
     for (key, stored) in tally.stored.iter().enumerate() {
-        let names = Register::connect(&place, key).await.read().await;
+        let names = place.connect(key).await.read().await;
         tally.lost += stored.difference(&names).count();
     }
     tally
 }
 
-/// All three arms, side by side, on one sort of register.
-async fn experiment(name: &str, place: impl Fn(Arm) -> Place) {
+/// All three arms, side by side: `on` tells where an arm's queue and register are.
+async fn experiment(name: &str, on: impl Fn(Arm) -> (String, Place)) {
     let arms = [Arm::NoFence, Arm::WritesOnly, Arm::Fenced];
     let begin = Instant::now();
-    let [none, writes, fenced] = arms.map(|arm| tokio::spawn(run(arm, place(arm))));
-    let (none, writes, fenced) = (
-        none.await.unwrap(),
-        writes.await.unwrap(),
-        fenced.await.unwrap(),
-    );
-    for (arm, tally) in arms.iter().zip([&none, &writes, &fenced]) {
+    let tallies = arms.map(|arm| {
+        let (queue, place) = on(arm);
+        tokio::spawn(run(arm, queue, place))
+    });
+    let mut ended = Vec::new();
+    for (arm, tally) in arms.iter().zip(tallies) {
+        let tally = tally.await.unwrap();
         let (updates, lost) = (tally.updates(), tally.lost);
         figures(&format!(
-            "lockset, sqlite queue, {name}: {arm:?}: {lost} of {updates} updates lost ({:.1} %), \
-             {} pauses, {} refused, {:.0} s",
+            "lock_set on {name}: {arm:?}: {lost} of {updates} updates lost ({:.1} %), {} pauses, \
+             {} refused, {:.0} s",
             lost as f64 / updates as f64 * 100.0,
             tally.pauses,
             tally.refused,
             begin.elapsed().as_secs_f64(),
         ));
         assert!(updates >= UPDATES, "{arm:?}: {updates}");
+        ended.push(tally);
     }
+    let [none, writes, fenced] = &ended[..] else {
+        panic!("three arms");
+    };
     assert_eq!(fenced.lost, 0, "leasehold lost updates");
     assert!(fenced.refused >= REFUSALS, "{}", fenced.refused);
     assert!(
@@ -261,12 +268,54 @@ async fn experiment(name: &str, place: impl Fn(Arm) -> Place) {
     );
 }
 
+/// Where something is, for each arm.
+type On<T> = Box<dyn Fn(Arm) -> T>;
+
+/// The queues, by name. The first is always tried, the others in a campaign.
+fn queues(dir: &Path) -> Vec<(&'static str, On<String>)> {
+    let dir = dir.to_owned();
+    // The arms of one register at a time: each gets a new file.
+    let sqlite = move |arm| {
+        let file = dir.join(format!("{arm:?}-{}.db", leasehold::JobId::generate()));
+        format!("sqlite://{}", file.display())
+    };
+    vec![("sqlite", Box::new(sqlite))]
+}
+
+/// The registers, by name, likewise.
+fn registers(dir: &Path) -> Vec<(&'static str, On<Place>)> {
+    let dir = dir.to_owned();
+    let sqlite = move |arm| Place::Sqlite(dir.join(format!("{arm:?}-register.db")));
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(unused_mut, reason = "there is but one")
+    )]
+    let mut registers: Vec<(_, On<Place>)> = vec![("sqlite", Box::new(sqlite))];
+    #[cfg(feature = "postgres")]
+    if campaign() {
+        let server = Postgres::start().expect("the campaign needs PostgreSQL");
+        let postgres = move |arm| {
+            let table = format!("register_{arm:?}").to_lowercase();
+            Place::Postgres(server.socket(), table)
+        };
+        registers.push(("postgres", Box::new(postgres)));
+    }
+    registers
+}
+
+#[cfg(feature = "postgres")]
+fn campaign() -> bool {
+    std::env::var("LEASEHOLD_CAMPAIGN").is_ok_and(|value| value == "1")
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lock_set() {
     let _machine = MACHINE.read().await;
     let dir = tempfile::tempdir().unwrap();
-    experiment("sqlite register", |arm| {
-        Place::Sqlite(dir.path().join(format!("{arm:?}.db")))
-    })
-    .await;
+    for (queue, queue_at) in queues(dir.path()) {
+        for (register, register_at) in registers(dir.path()) {
+            let name = format!("{queue} queue, {register} register");
+            experiment(&name, |arm| (queue_at(arm), register_at(arm))).await;
+        }
+    }
 }

@@ -10,6 +10,9 @@
 #![allow(clippy::disallowed_methods, reason = "it measures the real time")]
 
 mod broken;
+#[cfg(feature = "postgres")]
+#[path = "../support/postgres.rs"]
+mod postgres_server;
 mod process;
 mod register;
 mod roles;

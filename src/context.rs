@@ -212,7 +212,15 @@ impl Context {
     /// Ends the handler by `?`: as lost if the resource has been opened for a later owner, as a
     /// failure if it could not be asked.
     pub async fn fence<F: Fence>(&self, resource: F) -> Result<F::Opened, FenceError> {
-        resource.open(&self.scope(), self.token()).await
+        #[cfg(feature = "testing")]
+        crate::testing::await_point().await;
+        let opened = resource.open(&self.scope(), self.token()).await?;
+        #[cfg(feature = "testing")]
+        {
+            crate::testing::opened();
+            crate::testing::await_point().await;
+        }
+        Ok(opened)
     }
 
     /// Leaves a result with the job, if it has a retention. The first call counts.

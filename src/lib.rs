@@ -59,6 +59,7 @@
 //! | `store/` | the [`Store`] trait, and a folder per store with the same verb-named files |
 //! | `store/conformance/` | the contract as test cases, for any store |
 //! | `fence/` | refusing the old owner where the effect happens: one file per kind of resource |
+//! | `testing/` | for users' own tests: freezing a handler where it can stand still |
 //! | `observe/` | events, and what is made of them: metrics, `tracing` records |
 //! | `dashboard/` | the web page: one file per screen, made from `inspect` and `control` alone |
 //! | `inspect.rs` | looking without touching: counts, ledger, live leases, jobs, audit |
@@ -74,6 +75,7 @@
 //! - `conformance`: the test cases that every store must pass.
 //! - `prometheus`: metrics as text, served by the dashboard or beside a worker.
 //! - `dashboard`: the web dashboard, as a router for any axum application or a server of its own.
+//! - `testing`: for your own tests: a handler frozen at each of its await points, or run by hand.
 //! - `cli`: the `leasehold` command.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
@@ -100,6 +102,8 @@ mod names;
 pub mod observe;
 pub mod retry;
 pub mod store;
+#[cfg(feature = "testing")]
+pub mod testing;
 #[cfg(feature = "sqlite")]
 mod transaction;
 mod worker;

@@ -33,7 +33,10 @@ impl Context {
     /// # Errors
     /// As [`fence`](Self::fence).
     pub fn fence_in<'t>(&self, tx: &'t Transaction<'_>) -> Result<sqlite::Fenced<'t>, FenceError> {
-        sqlite::open(tx, &self.scope(), self.token())
+        let opened = sqlite::open(tx, &self.scope(), self.token())?;
+        #[cfg(feature = "testing")]
+        crate::testing::opened();
+        Ok(opened)
     }
 
     /// Saves state in the caller's transaction: it commits with the effect that it describes, so that

@@ -260,7 +260,7 @@ impl WorkerBuilder {
         run_pool(&pool, &*executor, stop).await
     }
 
-    fn build(self) -> Result<Arc<Pool>> {
+    pub(crate) fn build(self) -> Result<Arc<Pool>> {
         if self.slots == 0 {
             return Err(Error::invalid("slots", 0, "at least 1").during(Verb::Run));
         }

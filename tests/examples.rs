@@ -120,3 +120,17 @@ fn observer() {
     ];
     expect("observer", &lines);
 }
+
+#[test]
+#[cfg(all(unix, feature = "sqlite"))]
+fn april_incident() {
+    let lines = [
+        "no fence: thawed before its successor wrote: 2 stored, 1 lost",
+        "no fence: thawed after its successor wrote: 2 stored, 1 lost",
+        "token checked on writes only: thawed before its successor wrote: 2 stored, 1 lost",
+        "token checked on writes only: thawed after its successor wrote: 1 stored, 0 lost",
+        "leasehold's fence: thawed before its successor wrote: 1 stored, 0 lost",
+        "leasehold's fence: thawed after its successor wrote: 1 stored, 0 lost",
+    ];
+    expect("april_incident", &lines);
+}

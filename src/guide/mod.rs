@@ -5,6 +5,7 @@
 //! | [`architecture`] | what problem this solves, which parts there are, where each promise is kept |
 //! | [`lifecycle`] | what happens to a job, verb by verb |
 //! | [`leases`] | how long a lease lasts, who ends it, what a lost one means |
+//! | [`fencing`] | how to stop an owner that was replaced and does not know it |
 //! | [`keys`] | how to have one job only, or one at a time |
 //! | [`stores`] | what each store guarantees, and how to write another |
 //! | [`redis`] | what Redis can lose with which settings, what to allow its user, how to size it |
@@ -22,6 +23,9 @@ pub mod lifecycle {}
 
 #[doc = include_str!("leases.md")]
 pub mod leases {}
+
+#[doc = include_str!("fencing.md")]
+pub mod fencing {}
 
 #[doc = include_str!("keys.md")]
 pub mod keys {}

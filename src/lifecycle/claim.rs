@@ -55,6 +55,13 @@ pub(crate) async fn claimer(pool: Arc<Pool>) {
     give_back(&claimer.pool);
 }
 
+/// Claims one lease, if there is one, for whoever works it by hand.
+#[cfg(feature = "testing")]
+pub(crate) async fn one(pool: &Arc<Pool>) -> Option<(Arc<super::pool::Run>, usize)> {
+    Claimer::new(Arc::clone(pool)).claim(1).await;
+    pool.take(&mut None)
+}
+
 /// Surrenders everything that waits for a slot.
 pub(crate) fn give_back(pool: &Pool) {
     for (held, index) in pool.unfill() {

@@ -120,6 +120,20 @@ async fn work(
     Some(ended)
 }
 
+/// Runs a handler that nobody attends to: it is polled by hand.
+#[cfg(feature = "testing")]
+pub(crate) async fn alone(held: Arc<Run>, index: usize) -> Ran {
+    let Some(kind) = held.leases[index].kind else {
+        return Ran::UnknownKind;
+    };
+    let ctx = Context::new(Arc::clone(&held), index);
+    match caught(|| held.pool.kinds[kind].handler.start(ctx)) {
+        Err(panic) => Ran::Panicked(panic),
+        Ok(Err(failure)) => Ran::Returned(Err(failure)),
+        Ok(Ok(running)) => Caught(running).await,
+    }
+}
+
 /// Polls the handler once, and attends to its bell and its clock only if it did not end there.
 async fn attend(
     pool: &Pool,

@@ -10,7 +10,11 @@
 #![allow(clippy::disallowed_methods, reason = "it measures the real time")]
 
 mod broken;
+#[cfg(feature = "postgres")]
+#[path = "../support/postgres.rs"]
+mod postgres_server;
 mod process;
+mod register;
 mod roles;
 mod world;
 
@@ -18,6 +22,7 @@ mod drain;
 mod freeze;
 mod full;
 mod kill;
+mod lockset;
 mod poison;
 mod produce;
 mod together;

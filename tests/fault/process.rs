@@ -1,6 +1,6 @@
 //! A child process: this test binary again, with a role.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
@@ -89,6 +89,17 @@ impl Process {
                 return line;
             }
         }
+    }
+
+    /// The next line, if it has said one.
+    pub(crate) fn overhear(&self) -> Option<String> {
+        self.said.try_recv().ok()
+    }
+
+    /// Gives it the word that it waits for.
+    pub(crate) fn go(&mut self) {
+        let word = self.child.stdin.as_mut().unwrap();
+        word.write_all(b"!").unwrap();
     }
 
     /// Everything that an ended child has said and nobody heard.

@@ -14,8 +14,10 @@ use leasehold::store::{
 use leasehold::{Client, Context, Failure, Job, LeaseTerms, NewJob, Receipt, Verdict};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
 
 use crate::broken::{Broken, Flaw};
+use crate::lockset::{self, HolderRole};
 
 /// Names the role of a child.
 pub(crate) const ROLE: &str = "LEASEHOLD_FAULT_ROLE";
@@ -24,6 +26,7 @@ pub(crate) const ROLE: &str = "LEASEHOLD_FAULT_ROLE";
 pub(crate) enum Role {
     Worker(WorkerRole),
     Producer(ProducerRole),
+    Holder(HolderRole),
     /// Takes the file's write lock and keeps it.
     LockHolder {
         db: PathBuf,
@@ -79,6 +82,9 @@ impl Job for Errand {
     }
 }
 
+/// A permit for each word that the supervisor gives.
+pub(crate) static GO: Semaphore = Semaphore::const_new(0);
+
 pub(crate) fn say(line: &str) {
     let mut out = std::io::stdout().lock();
     // In one write, so that a kill leaves no half of it.
@@ -95,7 +101,9 @@ fn play() {
     say("");
     std::thread::spawn(|| {
         // Nobody outlives the test that started it.
-        while matches!(std::io::stdin().lock().read(&mut [0]), Ok(1)) {}
+        while matches!(std::io::stdin().lock().read(&mut [0]), Ok(1)) {
+            GO.add_permits(1);
+        }
         std::process::exit(1);
     });
     let none = Rlimit {
@@ -106,6 +114,7 @@ fn play() {
     match serde_json::from_str(&role).unwrap() {
         Role::Worker(role) => runtime(role.slots + 2).block_on(work(role)),
         Role::Producer(role) => runtime(2).block_on(produce(role)),
+        Role::Holder(role) => runtime(2).block_on(lockset::hold(role)),
         Role::LockHolder { db } => hold(&db),
     }
 }

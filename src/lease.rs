@@ -673,6 +673,9 @@ mod tests {
             ..LeaseTerms::SHORT
         };
         assert_eq!(short.validate().unwrap_err().field(), Some("term"));
+        let most = Duration::MAX;
+        let doubtful = LeaseTerms::SHORT.allowances(most, most, most);
+        assert_eq!(doubtful.validate().unwrap_err().field(), Some("term"));
     }
 
     #[test]
@@ -688,5 +691,12 @@ mod tests {
         assert_eq!(receipt.to_string().parse::<Receipt>().unwrap(), receipt);
         assert!(!format!("{receipt:?}").contains("abab"));
         assert!("a/b/c".parse::<Receipt>().is_err());
+        let capitals = receipt.to_string().to_uppercase();
+        assert!(
+            capitals
+                .replace("DEFAULT", "default")
+                .parse::<Receipt>()
+                .is_err()
+        );
     }
 }

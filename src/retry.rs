@@ -76,5 +76,7 @@ mod tests {
         assert_eq!(bounds, [1, 2, 4, 8, 10, 10]);
         assert_eq!(policy.bound(u32::MAX), policy.cap);
         assert_eq!(policy.delay(3, 0.25), Duration::from_secs(1));
+        let forever = RetryPolicy::constant(Duration::MAX);
+        assert_eq!(forever.delay(1, 1.0), Duration::MAX);
     }
 }

@@ -287,7 +287,7 @@ impl State {
         }
         next.workers[worker].step = Step::Written;
         next.mark = token;
-        next.values = self.seen[usize::from(count)].clone();
+        next.values.clone_from(&self.seen[usize::from(count)]);
         next.values.push(token);
         if self.accepted.iter().any(|before| *before > token) {
             next.wrong = Some(Wrong::StaleTokenAccepted);

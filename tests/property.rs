@@ -157,6 +157,9 @@ proptest! {
     }
 }
 
+#[cfg(feature = "sqlite")]
+type Body = fn(&[u8]);
+
 /// What the fuzzers run, on bytes made here: random ones, and good ones with a few bytes changed.
 #[cfg(feature = "sqlite")]
 #[test]
@@ -174,7 +177,7 @@ fn bytes_that_are_none_of_ours_are_refused() {
         .unwrap();
     let job = JobRecord::new(JobId::generate(), new, Timestamp::from_micros(1));
     let receipt = format!("default/0/17/19/{}/{}", JobId::generate(), "ab".repeat(16));
-    let good: [(fn(&[u8]), Vec<u8>); 5] = [
+    let good: [(Body, Vec<u8>); 5] = [
         (bodies::receipt, receipt.into_bytes()),
         (bodies::record, record_of(&job)),
         (

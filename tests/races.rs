@@ -235,6 +235,7 @@ type Steps = &'static [fn(&mut Bell)];
 
 /// A bell that is hung up when somebody first listens, as `lifecycle::fence` does it.
 #[derive(Clone, Copy, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "each is one memory cell")]
 struct Bell {
     stopped: bool,
     hung: bool,

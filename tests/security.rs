@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
-use std::io::Write;
+use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -313,7 +313,7 @@ impl Log {
     }
 }
 
-impl Write for Log {
+impl std::io::Write for Log {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         self.0.lock().unwrap().extend_from_slice(bytes);
         Ok(bytes.len())
@@ -400,10 +400,10 @@ async fn secrets_show_in_no_log_error_or_debug() {
     for url in secret_urls() {
         let error = Client::open(&url).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}");
-        told += &format!("{error} {error:?} {error:#?} ");
+        write!(told, "{error} {error:?} {error:#?} ").unwrap();
         let mut source = std::error::Error::source(&error);
         while let Some(cause) = source {
-            told += &format!("{cause} {cause:?} ");
+            write!(told, "{cause} {cause:?} ").unwrap();
             source = cause.source();
         }
     }
@@ -419,7 +419,9 @@ async fn secrets_show_in_no_log_error_or_debug() {
         let receipt = ctx.receipt();
         let proof = receipt.to_string().rsplit('/').next().unwrap().to_owned();
         seen.lock().unwrap().push(proof);
-        *shown.lock().unwrap() += &format!("{receipt:?} {ctx:?} {:#?}", ctx.job());
+        let mut shown = shown.lock().unwrap();
+        write!(shown, "{receipt:?} {ctx:?} {:#?}", ctx.job()).unwrap();
+        drop(shown);
         let failures = ctx.job().failures;
         async move {
             ctx.progress(1, 2, "half");
@@ -443,7 +445,7 @@ async fn secrets_show_in_no_log_error_or_debug() {
         .handle(handler)
         .executor(leasehold::executor::SameRuntime)
         .terms(LeaseTerms::of_term(Duration::from_millis(300)));
-    told += &format!("{client:?} {worker:?}");
+    write!(told, "{client:?} {worker:?}").unwrap();
     let run = tokio::time::timeout(Duration::from_secs(60), worker.run_until(done));
     run.await.expect("the job is completed").unwrap();
     told += &debugs.lock().unwrap();

@@ -60,7 +60,7 @@ async fn handle(work: Work, ctx: Context, hands: Hands) -> Result<(), Failure> {
         Style::Stalls => hands.steps(&ctx, 1..30, false).await,
         Style::Fails => {
             hands.steps(&ctx, 1..3, true).await?;
-            if ctx.job().failures < 2 && work.n % 2 == 0 {
+            if ctx.job().failures < 2 && work.n.is_multiple_of(2) {
                 return Err("it failed".into());
             }
             Ok(())

@@ -282,7 +282,8 @@ impl World {
                 host.frozen_until = None;
                 self.overseer.thawed(number, now);
                 // The monotonic clock went on while nothing ran: all timers are due at once.
-                let missed = now - (host.started + host.runtime.block_on(elapsed(host.epoch)));
+                let shown = host.runtime.block_on(async { host.epoch.elapsed() });
+                let missed = now - (host.started + shown);
                 host.runtime
                     .block_on(async { tokio::time::advance(missed).await });
             }
@@ -360,8 +361,4 @@ impl World {
             events,
         }
     }
-}
-
-async fn elapsed(epoch: Instant) -> Duration {
-    epoch.elapsed()
 }

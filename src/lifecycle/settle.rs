@@ -439,15 +439,13 @@ fn completed(
         run,
         outcome: Some(&outcome),
     });
-    let meter = lease.kind.map(|kind| &pool.kinds[kind].meters[at]);
     pool.outbox.push(slot, at, times, None);
     let done = Done {
-        held: Arc::clone(&held),
         index,
         outcome,
         times,
     };
-    close_one(pool, &done, verdict, meter, monotonic());
+    close_one(pool, &held, &done, verdict, monotonic());
 }
 
 /// What a run's end means for the lease. Pure. None: settle nothing.

@@ -7,9 +7,9 @@ use rusqlite::{Connection, Transaction};
 
 use super::fault::{Done, Fault};
 use super::sql::statement;
-use super::tx::Tx;
-use super::writer::at;
-use super::{Kinds, SqliteStore, ring};
+use super::tx::{Bell, Tx};
+use super::writer::{at, ring};
+use super::{Kinds, SqliteStore};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result, Verb};
 use crate::job::{JobId, NewJob};
@@ -19,7 +19,7 @@ use crate::store::{Checkpoint, Checkpointed, Enqueued, Settlement};
 /// What a step did, and whom to wake once it is committed.
 pub(crate) struct Ridden<T> {
     pub(crate) answer: T,
-    bells: Vec<super::Bell>,
+    bells: Vec<Bell>,
 }
 
 impl SqliteStore {

@@ -375,7 +375,7 @@ pub(crate) fn hand_in(
     lease.hand_in();
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
     if let Some(verdict) = lease.completed() {
-        return completed(pool, held, index, &ran, slot, times, verdict);
+        return completed(pool, &held, index, &ran, slot, times, verdict);
     }
     let stopped = lease.stopped();
     // One that ran out before its handler began goes back: nobody worked under it, the receipt
@@ -417,7 +417,7 @@ pub(crate) fn hand_in(
 /// nothing left to settle, whatever the handler did afterwards.
 fn completed(
     pool: &Pool,
-    held: Arc<Run>,
+    held: &Arc<Run>,
     index: usize,
     ran: &Ran,
     slot: usize,
@@ -445,8 +445,8 @@ fn completed(
         outcome,
         times,
     };
-    close_one(pool, &held, &done, verdict, monotonic());
-    pool.end(&held, index);
+    close_one(pool, held, &done, verdict, monotonic());
+    pool.end(held, index);
 }
 
 /// What a run's end means for the lease. Pure. None: settle nothing.

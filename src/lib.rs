@@ -70,6 +70,7 @@
 //! - `sqlite` (default): the store in one SQLite file, for several processes of one machine. The
 //!   memory store is always there.
 //! - `conformance`: the test cases that every store must pass.
+//! - `otel`: W3C trace context in job headers, from and to the spans of OpenTelemetry.
 //! - `cli`: the `leasehold` command.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -1,7 +1,7 @@
 //! The door: open a store, enqueue jobs, start workers, look and intervene.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tracing::Instrument as _;
@@ -12,7 +12,7 @@ use crate::inspect::{
 };
 use crate::job::{Job, JobId, JobState, Namespace, NewJob, QueueName};
 use crate::lifecycle::enqueue::{Enqueuer, no_answer};
-use crate::lifecycle::lane::{Answer, Session};
+use crate::lifecycle::lane::{Answer, Lane, Session};
 use crate::lifecycle::pool::SuspectGate;
 use crate::observe::{Event, Observer, Observers};
 use crate::store::{Command, ControlRequest, Controlled, Enqueued, MemoryStore, Store};
@@ -38,6 +38,8 @@ pub struct Client {
     pub(crate) enqueuer: Enqueuer,
     pub(crate) suspects: Arc<SuspectGate>,
     pub(crate) observers: Observers,
+    /// Lanes of commands that are done, for the next: the store remembers an answer for each.
+    lanes: Arc<Mutex<Vec<Lane>>>,
 }
 
 impl Client {
@@ -64,6 +66,7 @@ impl Client {
             enqueuer,
             suspects: Arc::default(),
             observers,
+            lanes: Arc::default(),
         }
     }
 
@@ -76,6 +79,7 @@ impl Client {
             enqueuer,
             suspects: self.suspects,
             observers,
+            lanes: self.lanes,
         }
     }
 
@@ -130,9 +134,10 @@ impl Client {
         reason: impl Into<String>,
     ) -> Result<Controlled> {
         let (actor, reason) = (actor.into(), reason.into());
-        let answer = self
-            .session()
-            .lane()
+        let lanes = || self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        let idle = lanes().pop();
+        let mut lane = idle.unwrap_or_else(|| self.session().lane());
+        let answer = lane
             .call(CONTROL_LIMIT, |store, request| {
                 let request = ControlRequest {
                     request,
@@ -144,6 +149,7 @@ impl Client {
                 async move { store.control(request).await }.instrument(span)
             })
             .await;
+        lanes().push(lane);
         let unknown = || {
             Error::new(
                 ErrorKind::Unknown,

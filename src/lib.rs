@@ -76,6 +76,7 @@
 //! - `prometheus`: metrics as text, served by the dashboard or beside a worker.
 //! - `dashboard`: the web dashboard, as a router for any axum application or a server of its own.
 //! - `testing`: for your own tests: a handler frozen at each of its await points, or run by hand.
+//! - `otel`: W3C trace context in job headers, from and to the spans of OpenTelemetry.
 //! - `cli`: the `leasehold` command.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -140,7 +140,7 @@ impl Paint {
     }
 }
 
-/// Rows under a header: the first column to the left, the others to the right.
+/// Rows under a header: columns of figures to the right, the others to the left.
 pub(super) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = header.iter().map(|cell| cell.chars().count()).collect();
     for row in rows {
@@ -148,11 +148,17 @@ pub(super) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
             *width = (*width).max(cell.chars().count());
         }
     }
+    let figures: Vec<bool> = (0..header.len())
+        .map(|column| column > 0 && rows.iter().all(|row| is_figure(row.get(column))))
+        .collect();
     let line = |cells: &mut dyn Iterator<Item = &str>| {
         let cells = cells.zip(&widths).enumerate();
-        let cells = cells.map(|(column, (cell, &width))| match column {
-            0 => format!("{cell:<width$}"),
-            _ => format!("{cell:>width$}"),
+        let cells = cells.map(|(column, (cell, &width))| {
+            if figures[column] {
+                format!("{cell:>width$}")
+            } else {
+                format!("{cell:<width$}")
+            }
         });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
     };
@@ -161,6 +167,10 @@ pub(super) fn table(header: &[&str], rows: &[Vec<String>]) -> String {
         text += &line(&mut row.iter().map(String::as_str));
     }
     text
+}
+
+fn is_figure(cell: Option<&String>) -> bool {
+    cell.is_none_or(|cell| cell == "-" || cell.starts_with(|c: char| c.is_ascii_digit()))
 }
 
 /// `1.25 s`, `12 ms`, `3 min`: short enough for a column.
@@ -230,6 +240,16 @@ mod tests {
         assert_eq!(grouped(0.4), "0");
         assert_eq!(grouped(999.0), "999");
         assert_eq!(grouped(1_234_567.0), "1,234,567");
+    }
+
+    #[test]
+    fn figures_stand_to_the_right_and_words_to_the_left() {
+        let row = |cells: [&str; 3]| cells.map(str::to_owned).to_vec();
+        let rows = [row(["a", "1", "no"]), row(["bb", "-", "7 it is"])];
+        assert_eq!(
+            table(&["queue", "jobs", "why"], &rows),
+            "queue  jobs  why\na         1  no\nbb        -  7 it is\n"
+        );
     }
 
     #[test]

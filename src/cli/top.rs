@@ -182,3 +182,64 @@ fn press(top: &mut Top, event: &Event) -> Press {
     }
     Press::Stay
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::fs::File;
+    use std::io::Read as _;
+    use std::process::Command;
+
+    use rustix::fs::{Mode, OFlags};
+    use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+    use rustix::termios::{LocalModes, tcgetattr};
+
+    use super::Screen;
+
+    const CHILD: &str = "LEASEHOLD_TEST_PANIC_ON_SCREEN";
+
+    /// The other half of the next test, which runs it in a process of its own, on a terminal.
+    #[test]
+    fn child_that_panics_with_the_screen_open() {
+        if std::env::var_os(CHILD).is_some() {
+            let _screen = Screen::open().unwrap();
+            panic!("on purpose");
+        }
+    }
+
+    #[test]
+    fn a_panic_gives_the_terminal_back_before_it_is_printed() {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap();
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let open = || rustix::fs::open(&name, flags, Mode::empty()).unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        let test = "cli::top::tests::child_that_panics_with_the_screen_open";
+        command.args(["--exact", test, "--nocapture"]);
+        command.env(CHILD, "1").env("TERM", "xterm-256color");
+        command.stdin(open()).stdout(open()).stderr(open());
+        let kept = open();
+        let mut child = command.spawn().unwrap();
+        drop(command);
+        let mut screen = File::from(master);
+        let reader = std::thread::spawn(move || {
+            let (mut seen, mut buffer) = (Vec::new(), [0; 4096]);
+            while let Ok(read @ 1..) = screen.read(&mut buffer) {
+                seen.extend_from_slice(&buffer[..read]);
+            }
+            String::from_utf8_lossy(&seen).into_owned()
+        });
+        assert!(!child.wait().unwrap().success());
+        let modes = tcgetattr(&kept).unwrap().local_modes;
+        assert!(modes.contains(LocalModes::ICANON | LocalModes::ECHO));
+        drop(kept);
+        let text = reader.join().unwrap();
+        let at = |part: &str| {
+            text.find(part)
+                .unwrap_or_else(|| panic!("{part:?} in {text:?}"))
+        };
+        assert!(at("\x1b[?1049h") < at("\x1b[?1049l"), "{text:?}");
+        assert!(at("\x1b[?1049l") < at("on purpose"), "{text:?}");
+    }
+}

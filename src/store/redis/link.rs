@@ -55,6 +55,7 @@ impl Link {
     }
 
     /// The same server, with a connection of its own on the current runtime.
+    #[expect(clippy::unnecessary_wraps, reason = "other ways can fail")]
     pub(crate) fn dedicated(&self) -> Result<Self> {
         Ok(Self {
             client: self.client.clone(),

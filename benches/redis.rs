@@ -43,7 +43,7 @@ impl Server {
         let process = Command::new("redis-server")
             .args(["--port", &port.to_string(), "--save", ""])
             .args(["--slowlog-log-slower-than", "1000"])
-            .args(["--slowlog-max-len", "10000"])
+            .args(["--slowlog-max-len", "1000"])
             .current_dir(dir.path())
             .stdout(Stdio::null())
             .spawn()
@@ -71,7 +71,11 @@ impl Probe {
     async fn connect(url: &str) -> Self {
         let client = redis::Client::open(url).expect("a URL");
         loop {
-            match client.get_multiplexed_async_connection().await {
+            let patient = redis::AsyncConnectionConfig::new().set_response_timeout(None);
+            match client
+                .get_multiplexed_async_connection_with_config(&patient)
+                .await
+            {
                 Ok(connection) => return Self(connection),
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
             }
@@ -119,7 +123,7 @@ impl Probe {
     async fn slowest(&mut self) -> (i64, String) {
         let rows: Vec<redis::Value> = redis::cmd("SLOWLOG")
             .arg("GET")
-            .arg(10_000)
+            .arg(1_000)
             .query_async(&mut self.0)
             .await
             .expect("SLOWLOG");
@@ -371,7 +375,7 @@ async fn speed(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
         "enqueue, indexed",
         "claim + settle, indexed",
     ];
-    let of = |at: usize, value: fn(&Rate) -> f64| median(rates[at].iter().map(value).collect());
+    let of = |at: usize, value: fn(&Rate) -> f64| median(rates[at].iter().map(value));
     for (at, name) in names.iter().enumerate() {
         let (rate, micros) = (of(at, |r| r.per_second), of(at, |r| r.micros));
         let ratio = rate / of(at % 2, |r| r.per_second);

@@ -97,7 +97,6 @@ local function recall(packed)
     if last > seq then return OVERTAKEN end
     if last == seq then
       if of ~= verb then return MIXED_UP end
-      call('PEXPIRE', SESSION, 1200000)
       return DONE, sub(kept[2], 10)
     end
   end
@@ -105,7 +104,6 @@ local function recall(packed)
 end
 local function remember(answer)
   call('HSET', SESSION, R.lane, pack('<I8I1', R.seq, R.verb) .. answer)
-  call('PEXPIRE', SESSION, 1200000)
 end
 local function reply(status, body)
   return char(status) .. p8(now) .. char(created and 1 or 0) .. (body or '')

@@ -10,6 +10,7 @@ local riders = '\0\0\0\0\0'
 if ARGV[5] ~= '' then
   local status, verdicts = settle_under(ARGV[5], ARGV[6])
   riders = char(status) .. text(verdicts or '')
+  if status == LOST then return reply(LOST) end
   if status ~= DONE then return reply(DONE, riders .. char(status)) end
 end
 local function answer(status, body)
@@ -25,6 +26,11 @@ local function told(at) return at and '\1' .. p8(math.max(at - now, 0)) or '\0' 
 local function hints() return told(M[N_SCHEDULED] > 0 and next_in(DUE) or nil) .. told(next_in(ENDS)) end
 
 local status, first = recall(ARGV[1])
+-- No answer to a session that is over may look like a sign of its life.
+if status == LOST then
+  save_meta()
+  return reply(LOST)
+end
 if status ~= DONE then return answer(status) end
 if first then
   -- What is left of the grants, with the time originally granted.

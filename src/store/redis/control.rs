@@ -33,13 +33,12 @@ impl RedisStore {
     pub(super) async fn command(&self, request: &ControlRequest) -> Result<Controlled> {
         request.validate()?;
         self.shared.sessions.begin(request.request, Verb::Control)?;
-        let plan = match self.shared.sessions.plan(request.request) {
-            Some(plan) => plan,
-            None => {
-                let plan = Arc::new(self.control_plan(&request.command).await?);
-                self.shared.sessions.set_plan(request.request, &plan);
-                plan
-            }
+        let plan = if let Some(plan) = self.shared.sessions.plan(request.request) {
+            plan
+        } else {
+            let plan = Arc::new(self.control_plan(&request.command).await?);
+            self.shared.sessions.set_plan(request.request, &plan);
+            plan
         };
         // On record before anything is done, and again once it is known what was done.
         let place = self.record(request, 0, &[], None).await?;

@@ -12,10 +12,9 @@ use crate::job::{JobId, JobRecord, NewJob, QueueName};
 use crate::store::record;
 use crate::store::{EnqueueRequest, Enqueued};
 
-/// Jobs in one segment: a claim that wants fewer has to cut it.
-const SEGMENT_JOBS: usize = 128;
-/// Bytes in one segment.
-const SEGMENT_BYTES: usize = 256 * 1024;
+/// Bytes in one segment, about: two of them fill a node of the server's lists, so that next to no
+/// memory is lost in rounding, and a claim that wants fewer jobs has little to cut.
+const SEGMENT_BYTES: usize = 4_000;
 
 /// The jobs of one partition, packed.
 struct Batch {
@@ -55,8 +54,9 @@ impl Batch {
 
 impl Segment {
     fn add(&mut self, job: &JobRecord, items: &mut Out) {
-        let is_full = self.ids.len() >= 16 * SEGMENT_JOBS
-            || self.records.len() + job.weight() > SEGMENT_BYTES;
+        let bytes = self.ids.len() + self.records.len();
+        let average = bytes / (self.ids.len() / 16).max(1);
+        let is_full = bytes + average > SEGMENT_BYTES;
         if is_full || self.priority != job.options.priority {
             self.close(items);
         }
@@ -93,13 +93,11 @@ impl RedisStore {
         let mut answers = Vec::with_capacity(request.jobs.len());
         for (place, (job, new)) in request.jobs.into_iter().enumerate() {
             answers.push(Enqueued::New(job));
-            let queue = match queues.get(&new.queue) {
-                Some(queue) => queue,
-                None => {
-                    let queue = self.make_queue(&new.queue).await?;
-                    queues.entry(new.queue.clone()).or_insert(queue)
-                }
-            };
+            if !queues.contains_key(&new.queue) {
+                let queue = self.make_queue(&new.queue).await?;
+                queues.insert(new.queue.clone(), queue);
+            }
+            let queue = &queues[&new.queue];
             let number = queue.place(job, &new);
             let batch = batches
                 .entry((new.queue.clone(), number))

@@ -115,7 +115,7 @@ impl RedisStore {
                 for _ in 0..body.u32()? {
                     rows.push(row(&mut body, &queue, now, &mut kinds)?.1);
                 }
-                after = body.text()?.as_ref().to_owned();
+                after.push_str(&body.text()?);
             }
             if after.is_empty() {
                 number += 1;
@@ -201,15 +201,14 @@ impl RedisStore {
     async fn audit(&self, page: &Page) -> Result<Paged<AuditView>> {
         bounded("rows", page.rows, limits::PAGE_ROWS)?;
         let key = &self.shared.home.all[0];
-        let end: i64 = match &page.after {
-            Some(cursor) => cursor.parse().map_err(|_| no_cursor(cursor))?,
-            None => {
-                let mut length = redis::cmd("LLEN");
-                length.arg(key);
-                match self.link.run(key, length).await? {
-                    Value::Int(length) => length,
-                    _ => return Err(garbled()),
-                }
+        let end: i64 = if let Some(cursor) = &page.after {
+            cursor.parse().map_err(|_| no_cursor(cursor))?
+        } else {
+            let mut length = redis::cmd("LLEN");
+            length.arg(key);
+            match self.link.run(key, length).await? {
+                Value::Int(length) => length,
+                _ => return Err(garbled()),
             }
         };
         let start = (end - page.rows as i64).max(0);

@@ -221,7 +221,7 @@ impl RedisStore {
             let heard = heard.as_micros().to_string();
             let open = &self.scripts().open;
             let reply = self.call(open, &[&session], &[heard.as_bytes()]).await?;
-            sessions.heard(request.session, keys.tag(), reply.now);
+            sessions.met(request.session, keys.tag(), reply.now);
         }
         let name = sessions.sending(request, verb, keys.tag())?;
         let mut all: Vec<&[u8]> = keys.all.iter().map(Vec::as_slice).collect();
@@ -229,7 +229,7 @@ impl RedisStore {
         let mut with: Vec<&[u8]> = vec![&name];
         with.extend_from_slice(args);
         let reply = self.call(script, &all, &with).await?;
-        sessions.heard(request.session, keys.tag(), reply.now);
+        sessions.heard(request.session, reply.now);
         Ok(reply)
     }
 

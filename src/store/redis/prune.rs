@@ -13,14 +13,13 @@ impl RedisStore {
         bounded("max", request.max, limits::CALL_ITEMS)?;
         let id = request.request;
         self.shared.sessions.begin(id, Verb::Prune)?;
-        let plan = match self.shared.sessions.plan(id) {
-            Some(plan) => plan,
-            None => {
-                let all = self.all_partitions().await?;
-                let plan = Arc::new(all.into_iter().map(|partition| (partition, 0)).collect());
-                self.shared.sessions.set_plan(id, &plan);
-                plan
-            }
+        let plan = if let Some(plan) = self.shared.sessions.plan(id) {
+            plan
+        } else {
+            let all = self.all_partitions().await?;
+            let plan = Arc::new(all.into_iter().map(|partition| (partition, 0)).collect());
+            self.shared.sessions.set_plan(id, &plan);
+            plan
         };
         if plan.is_empty() {
             self.nowhere(id).await?;

@@ -18,7 +18,8 @@ use crate::clock::{Timestamp, micros, monotonic};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::store::{RequestId, SESSION_IDLE, SessionId};
 
-/// After this long without an answer a partition is greeted again: well before it forgets.
+/// A partition remembers a session for twenty minutes from each greeting: time enough for a request
+/// that was sent just before the next one is due to be repeated until the session itself is over.
 const GREET_AGAIN: Duration = Duration::from_secs(300);
 
 /// What a call does where, fixed when it is first sent.
@@ -32,7 +33,7 @@ pub(super) struct Sessions {
 struct Session {
     /// The store's time in the last answer.
     heard: Timestamp,
-    /// When each partition last answered.
+    /// When each partition was last greeted.
     met: HashMap<String, Instant>,
     lanes: HashMap<u32, Lane>,
 }
@@ -169,15 +170,18 @@ impl Sessions {
         Ok(out.0)
     }
 
-    /// A partition has answered.
-    pub(super) fn heard(&self, session: SessionId, tag: &str, now: Timestamp) {
+    /// A partition has answered a greeting: from here on it remembers.
+    pub(super) fn met(&self, session: SessionId, tag: &str, now: Timestamp) {
         if let Some(session) = self.lock().get_mut(&session) {
             session.heard = now;
-            if let Some(met) = session.met.get_mut(tag) {
-                *met = monotonic();
-            } else {
-                session.met.insert(tag.to_owned(), monotonic());
-            }
+            session.met.insert(tag.to_owned(), monotonic());
+        }
+    }
+
+    /// A partition has answered.
+    pub(super) fn heard(&self, session: SessionId, now: Timestamp) {
+        if let Some(session) = self.lock().get_mut(&session) {
+            session.heard = now;
         }
     }
 

@@ -138,7 +138,7 @@ pub(super) async fn show(asked: &Asked) -> std::result::Result<Shown, Trouble> {
         };
         put!(
             live,
-            r#"<tr data-key="{}/{}/{}"><td class="num big">{}</td><td><b>{}</b></td><td class="why">{} <small>for one {}</small></td>"#,
+            r#"<tr data-key="{}/{}/{}"><td class="num big">{}</td><td><b>{}</b></td><td class="why">{}<br><small>such as {}</small></td>"#,
             group.queue,
             group.kind,
             group.error,

@@ -133,7 +133,7 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
     }
     put!(
         live,
-        r#"<div class="scroll"><table class="rows"><caption>{} live, those that expire first on top</caption><thead><tr><th scope="col">Time left</th><th scope="col" class="num">Margin</th><th scope="col">Job</th><th scope="col">Owner and task</th><th scope="col" class="num">Token</th><th scope="col" class="num">Attempt</th><th scope="col" class="num">Renewals</th><th scope="col">Granted</th><th scope="col">Progress</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>"#,
+        r#"<div class="scroll"><table class="rows"><caption>{} live, those that expire first on top</caption><thead><tr><th scope="col">Time left</th><th scope="col" class="num">Margin</th><th scope="col">Job</th><th scope="col">Owner and task</th><th scope="col" class="num">Token</th><th scope="col" class="num">Attempt</th><th scope="col">Granted</th><th scope="col">Progress</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>"#,
         count(seen.ledger.live, "lease")
     );
     for lease in &leases.rows {
@@ -159,7 +159,7 @@ fn row(asked: &Asked, lease: &LeaseView) -> Html {
     );
     put!(
         html,
-        r#"<td><b>{}</b> <small>in {}</small><br>{}</td><td>{}<br><small>{}</small></td>"#,
+        r#"<td><b>{}</b><br><small>{}</small> {}</td><td>{}<br><small>{}</small></td>"#,
         lease.kind,
         lease.queue,
         asked.job(lease.job),
@@ -168,11 +168,11 @@ fn row(asked: &Asked, lease: &LeaseView) -> Html {
     );
     put!(
         html,
-        r#"<td class="num mono">{}</td><td class="num">{}</td><td class="num">{}</td><td>{}</td><td>{}</td><td class="acts">"#,
+        r#"<td class="num mono">{}</td><td class="num">{}</td><td>{}<br><small>{}</small></td><td>{}</td><td class="acts">"#,
         lease.token,
         lease.attempt,
-        lease.renewals,
         ago(lease.granted_at, now()),
+        count(lease.renewals.into(), "renewal"),
         progress(lease.progress.as_ref())
     );
     if lease.cancel {

@@ -54,21 +54,20 @@ async fn screenshots() {
         .metrics(exporter)
         .refresh(Duration::from_millis(500));
     let at = serve(dashboard, "/").await;
-    // A minute of history makes the charts worth a look.
-    let minutes = if into.is_some() { 62 } else { 2 };
-    tokio::time::sleep(Duration::from_secs(minutes)).await;
-    // Two holders that have not been heard from for a while.
+    // Two holders that will not have been heard from for a while.
     let backups = (0..2).map(|n| job("backups", "snapshot", &format!("{{\"disk\":{n}}}")));
     client.enqueue_all(backups.collect()).await.unwrap();
     abandon(
         &**client.store(),
         "worker-3.us",
         "backups",
-        Duration::from_secs(40),
+        Duration::from_secs(100),
         2,
     )
     .await;
-    tokio::time::sleep(Duration::from_secs(if into.is_some() { 24 } else { 0 })).await;
+    // A minute of history makes the charts worth a look.
+    let history = if into.is_some() { 70 } else { 1 };
+    tokio::time::sleep(Duration::from_secs(history)).await;
 
     // One that was lost by a dead worker and completed by another.
     let exports = QueueName::new("exports").unwrap();

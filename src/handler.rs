@@ -22,7 +22,7 @@ use crate::lease::FencingToken;
 /// `Ok` completes the job. `Err` retries it by the queue's policy, unless the [`Failure`] says
 /// otherwise. A panic and a time-out are failures with their cause on record. When the lease is
 /// lost, [`Context::cancelled`] resolves, and the future is dropped a moment later: whatever it
-/// does must be safe to run again, and what it writes should be fenced by [`Context::token`].
+/// does must be safe to run again, and what it writes to should be opened by [`Context::fence`].
 ///
 /// ```
 /// use leasehold::{Context, Failure, Handler, Job, async_trait};

@@ -20,8 +20,8 @@ use crate::context::Context;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::fence::{FenceError, sqlite};
 use crate::handler::Failure;
-use crate::job::{Job, JobId, NewJob, at_most, limits};
-use crate::lifecycle::enqueue::no_answer;
+use crate::job::{Job, NewJob, at_most, limits};
+use crate::lifecycle::enqueue::{named, no_answer};
 use crate::lifecycle::fence::Stop;
 use crate::observe::Event;
 use crate::store::{Checkpoint, Checkpointed, Enqueued, Outcome, Settlement, SqliteStore, Store};
@@ -78,7 +78,7 @@ impl Context {
     /// ```no_run
     /// # use leasehold::{Context, Failure};
     /// # struct Debit { amount: i64 }
-    /// # async fn connect() -> rusqlite::Result<rusqlite::Connection> { todo!() }
+    /// # async fn connect() -> rusqlite::Result<rusqlite::Connection> { unreachable!() }
     /// async fn debit(job: Debit, ctx: Context) -> Result<(), Failure> {
     ///     let mut db = connect().await?; // the queue's own file
     ///     let tx = db.transaction()?;
@@ -173,18 +173,7 @@ impl Client {
 }
 
 fn enqueue_in(store: &dyn Store, tx: &Transaction<'_>, jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
-    let mut weight = 0;
-    for job in &jobs {
-        job.validate().map_err(|e| e.during(Verb::Enqueue))?;
-        weight += job.weight();
-    }
-    at_most("jobs", jobs.len(), limits::CALL_ITEMS, "jobs in a call")
-        .and_then(|()| at_most("jobs", weight, limits::CALL_BYTES, "bytes in a call"))
-        .map_err(|e| e.during(Verb::Enqueue))?;
-    let jobs: Vec<_> = jobs
-        .into_iter()
-        .map(|job| (JobId::generate(), job))
-        .collect();
+    let (jobs, _) = named(jobs)?;
     sqlite_store(store)?.enqueue_in(tx, &jobs)
 }
 

@@ -43,6 +43,8 @@
 //! | a file | [`file`](mod@file) |
 //! | rows of an SQLite file, in your transaction | `sqlite` (feature `sqlite`) |
 //! | rows of a PostgreSQL database, in your transaction | `postgres` (feature `postgres`) |
+//! | keys of a Redis server, by a fixed list of commands | `redis` (feature `redis`) |
+//! | another service, over HTTP | `http` (feature `http`) |
 //!
 //! For anything else implement [`Fence`], with [`Marks`] if the resource has no rule of its own, and
 //! run the conformance suite (feature `conformance`) on it.
@@ -60,10 +62,14 @@ use crate::observe::metrics;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod file;
+#[cfg(feature = "http")]
+pub mod http;
 mod marks;
 pub mod memory;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
 mod scope;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;

@@ -9,7 +9,7 @@
 //! ```no_run
 //! # use leasehold::{Context, Failure};
 //! # struct Debit { amount: i64 }
-//! # async fn connect() -> Result<tokio_postgres::Client, tokio_postgres::Error> { todo!() }
+//! # async fn connect() -> Result<tokio_postgres::Client, tokio_postgres::Error> { unreachable!() }
 //! async fn debit(job: Debit, ctx: Context) -> Result<(), Failure> {
 //!     let mut db = connect().await?;
 //!     let tx = db.transaction().await?;
@@ -66,7 +66,7 @@ const OPEN: &str = "
     ON CONFLICT (scope) DO UPDATE SET mark = greatest(f.mark, excluded.mark)
     RETURNING scope, mark";
 
-const FLOOR: &str = "SELECT mark FROM leasehold_fence WHERE scope = ''";
+const MARK: &str = "SELECT max(mark) FROM leasehold_fence WHERE scope IN ($1, '')";
 
 const FIRST: &str = "
     INSERT INTO leasehold_fence_done AS d (scope, operation, token) VALUES ($1, $2, $3)
@@ -104,10 +104,11 @@ pub async fn open_all<'t>(
     if rows.is_empty()
         && let Some(scope) = scopes.first()
     {
-        let floor = tx.query_typed_opt(FLOOR, &[]).await.map_err(trouble)?;
-        let floor: i64 = floor.map_or(0, |row| row.get(0));
-        let floor = FencingToken::new(floor as u64);
-        return Err(Stale::refuse(scope, token, floor, Op::Open).into());
+        let params: [(&(dyn ToSql + Sync), Type); 1] = [(&scope.as_str(), Type::TEXT)];
+        let mark = tx.query_typed_one(MARK, &params).await.map_err(trouble)?;
+        let mark: Option<i64> = mark.get(0);
+        let mark = FencingToken::new(mark.unwrap_or_default() as u64);
+        return Err(Stale::refuse(scope, token, mark, Op::Open).into());
     }
     for row in &rows {
         let (text, mark): (&str, i64) = (row.get(0), row.get(1));

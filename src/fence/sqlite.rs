@@ -8,7 +8,7 @@
 //! ```no_run
 //! # use leasehold::{Context, Failure};
 //! # struct Debit { amount: i64 }
-//! # async fn connect() -> rusqlite::Result<rusqlite::Connection> { todo!() }
+//! # async fn connect() -> rusqlite::Result<rusqlite::Connection> { unreachable!() }
 //! async fn debit(job: Debit, ctx: Context) -> Result<(), Failure> {
 //!     let mut db = connect().await?;
 //!     let tx = db.transaction()?;

@@ -48,27 +48,30 @@ impl Enqueuer {
 
     /// Stores the jobs of one caller, together.
     pub(crate) async fn enqueue(&self, jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
-        let mut weight = 0;
-        for job in &jobs {
-            job.validate().map_err(|e| e.during(Verb::Enqueue))?;
-            weight += job.weight();
-        }
-        at_most("jobs", jobs.len(), limits::CALL_ITEMS, "jobs in a call")
-            .and_then(|()| at_most("jobs", weight, limits::CALL_BYTES, "bytes in a call"))
-            .map_err(|e| e.during(Verb::Enqueue))?;
+        let (jobs, weight) = named(jobs)?;
         if jobs.is_empty() {
             return Ok(Vec::new());
         }
-        let jobs = jobs
-            .into_iter()
-            .map(|job| (JobId::generate(), job))
-            .collect();
         self.merger.submit(jobs, weight).await
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {
         self.merger.session()
     }
+}
+
+/// Checks the jobs of one call, and gives them their ids. Also returns what they weigh.
+pub(crate) fn named(jobs: Vec<NewJob>) -> Result<(Vec<(JobId, NewJob)>, usize)> {
+    let mut weight = 0;
+    for job in &jobs {
+        job.validate().map_err(|e| e.during(Verb::Enqueue))?;
+        weight += job.weight();
+    }
+    at_most("jobs", jobs.len(), limits::CALL_ITEMS, "jobs in a call")
+        .and_then(|()| at_most("jobs", weight, limits::CALL_BYTES, "bytes in a call"))
+        .map_err(|e| e.during(Verb::Enqueue))?;
+    let named = jobs.into_iter().map(|job| (JobId::generate(), job));
+    Ok((named.collect(), weight))
 }
 
 /// A store that answers for fewer jobs than it was given.

@@ -338,7 +338,7 @@ pub(crate) fn hand_in(
     lease.hand_in();
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
     if let Some(verdict) = lease.completed() {
-        return completed(pool, held, index, &ran, slot, times, verdict);
+        return completed(pool, &held, index, &ran, slot, times, verdict);
     }
     let stopped = lease.stopped();
     // One that ran out before its handler began goes back: nobody worked under it, the receipt
@@ -385,7 +385,7 @@ pub(crate) fn hand_in(
 /// nothing left to settle, whatever the handler did afterwards.
 fn completed(
     pool: &Pool,
-    held: Arc<Run>,
+    held: &Arc<Run>,
     index: usize,
     ran: &Ran,
     slot: usize,
@@ -410,7 +410,7 @@ fn completed(
     let meter = lease.kind.map(|kind| &pool.kinds[kind].meters[at]);
     pool.outbox.push(slot, at, times, None);
     let done = Done {
-        held: Arc::clone(&held),
+        held: Arc::clone(held),
         index,
         outcome,
         times,

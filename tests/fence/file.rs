@@ -32,7 +32,8 @@ impl FileHolder {
             let text = String::from_utf8(content).unwrap();
             let lines: Vec<&str> = text.lines().collect();
             let recent = &lines[lines.len().saturating_sub(64)..];
-            let mut text: String = recent.iter().map(|line| format!("{line}\n")).collect();
+            let mut text = recent.join("\n");
+            text.push_str(if recent.is_empty() { "" } else { "\n" });
             text.push_str(&line);
             text.into_bytes()
         }

@@ -1,16 +1,16 @@
 //! What a refusal does to a handler and its job, on each store that runs in this process.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::fence::memory::Cell;
 use leasehold::fence::{Fence as _, FenceError, Op, Scope};
 use leasehold::inspect::Ledger;
 use leasehold::job::{JobState, Key, Namespace, QueueName};
+use leasehold::store::{Command, LeaseSelect};
 use leasehold::{
-    Client, Context, Failure, FencingToken, Job, LeaseTerms, MemoryStore, NewJob, RetryPolicy,
-    Store,
+    Client, Context, Failure, FencingToken, Job, MemoryStore, NewJob, RetryPolicy, Store,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
@@ -137,28 +137,27 @@ async fn a_mark_that_nobody_can_believe_is_a_failure_and_does_not_loop() {
 /// A worker whose first run stands still until the second is done, and then goes on.
 async fn haunted(store: Arc<dyn Store>, fenced: bool) -> (Ledger, i64, usize) {
     let client = Client::new(store);
-    client.enqueue(&Debit { amount: 10 }).await.unwrap();
+    let id = client.enqueue(&Debit { amount: 10 }).await.unwrap().id();
     let account = Cell::new(100);
     let refused = Arc::new(AtomicUsize::new(0));
-    let (successor_done, zombie_done) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
-    let shared = (
-        account.clone(),
-        refused.clone(),
-        successor_done,
-        zombie_done.clone(),
-    );
+    let runs = Arc::new(AtomicUsize::new(0));
+    let [frozen, successor_done, zombie_done] = [(); 3].map(|()| Arc::new(Notify::new()));
+    let signals = (frozen.clone(), successor_done, zombie_done.clone());
+    let shared = (account.clone(), refused.clone(), runs);
     let handler = move |job: Debit, ctx: Context| {
-        let (account, refused, successor_done, zombie_done) = shared.clone();
+        let (frozen, successor_done, zombie_done) = signals.clone();
+        let (account, refused, runs) = shared.clone();
         async move {
             // In the unfenced arm everybody has a scope of his own, which refuses nobody.
             let scope = if fenced { ctx.scope() } else { alone(&ctx) };
             let mut account = account.open(&scope, ctx.token()).await?;
             let balance = account.read()?;
-            if ctx.attempt() == 1 {
+            if runs.fetch_add(1, Ordering::SeqCst) == 0 {
+                frozen.notify_one();
                 successor_done.notified().await;
                 let written = account.write(|b| *b = balance - job.amount);
                 refused.fetch_add(usize::from(written.is_err()), Ordering::SeqCst);
-                zombie_done.store(true, Ordering::SeqCst);
+                zombie_done.notify_one();
                 return Ok(written?);
             }
             account.write(|b| *b = balance - job.amount - 1)?;
@@ -166,19 +165,13 @@ async fn haunted(store: Arc<dyn Store>, fenced: bool) -> (Ledger, i64, usize) {
             Ok::<(), Failure>(())
         }
     };
-    let worker = client
-        .worker()
-        .handle(handler)
-        .slots(2)
-        .terms(LeaseTerms::of_term(Duration::from_millis(600)))
-        // The first run shows no progress: its lease lapses, though it goes on.
-        .stall_limit(Duration::from_millis(300))
-        .grace(PATIENCE);
+    let worker = client.worker().handle(handler).slots(2);
     let all_over = async {
+        frozen.notified().await;
+        let revoke = Command::Revoke(LeaseSelect::Job(id));
+        client.control(revoke, "test", "replaced").await.unwrap();
         ended(&client, |ledger| ledger.completed == 1).await;
-        while !zombie_done.load(Ordering::SeqCst) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        zombie_done.notified().await;
     };
     let report = worker.run_until(all_over).await.unwrap();
     assert_eq!(report.unsettled, 0);
@@ -197,7 +190,7 @@ async fn a_zombie_is_refused_and_its_run_counts_for_nothing() {
     for (store, _dir) in stores() {
         let (ledger, balance, refused) = haunted(store, true).await;
         assert_eq!((balance, refused), (89, 1));
-        assert_eq!((ledger.completed, ledger.expired()), (1, 1));
+        assert_eq!((ledger.completed, ledger.revoked), (1, 1));
         assert_eq!(
             (ledger.retried, ledger.surrendered, ledger.buried),
             (0, 0, 0)

@@ -2,16 +2,30 @@
 //! variants that the suite must catch.
 
 #![allow(clippy::unwrap_used, reason = "trouble here should stop it")]
+#![allow(clippy::disallowed_methods, reason = "it waits on the real time")]
 
 mod broken;
 mod file;
 mod handler;
+#[cfg(feature = "http")]
+mod http;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "postgres")]
 #[path = "../support/postgres.rs"]
 mod postgres_server;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(feature = "redis")]
+#[allow(dead_code, unused_imports, reason = "other tests use more of it")]
+#[allow(
+    clippy::unused_self,
+    clippy::format_push_string,
+    reason = "it is not this test's"
+)]
+#[path = "../support/redis/mod.rs"]
+mod redis_server;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 #[cfg(feature = "sqlite")]

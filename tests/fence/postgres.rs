@@ -7,7 +7,8 @@ use leasehold::fence::conformance::{Holder, Subject};
 use leasehold::fence::postgres::{Fenced, migrate, open_all, prune};
 use leasehold::fence::{Fence as _, FenceError, Scope};
 use leasehold::{ErrorKind, FencingToken, async_trait};
-use tokio_postgres::{Client, NoTls, Transaction};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, GenericClient, NoTls, Transaction};
 
 use crate::conforms;
 use crate::postgres_server::Postgres;
@@ -43,17 +44,19 @@ struct PgHolder {
     token: FencingToken,
 }
 
-async fn list(tx: &Transaction<'_>, scope: &Scope) -> Vec<u64> {
+async fn list(client: &impl GenericClient, scope: &Scope) -> Vec<u64> {
     let sql = "SELECT value FROM list WHERE scope = $1 ORDER BY n";
-    let rows = tx.query(sql, &[&scope.as_str()]).await.unwrap();
+    let scope = (&scope.as_str() as _, Type::TEXT);
+    let rows = client.query_typed(sql, &[scope]).await.unwrap();
     let value = |row: &tokio_postgres::Row| row.get::<_, i64>(0).cast_unsigned();
     rows.iter().map(value).collect()
 }
 
 async fn append(tx: &Transaction<'_>, scope: &Scope, value: u64) {
     let sql = "INSERT INTO list (scope, value) VALUES ($1, $2)";
-    let row = (&scope.as_str(), &value.cast_signed());
-    tx.execute(sql, &[row.0, row.1]).await.unwrap();
+    let scope = (&scope.as_str() as _, Type::TEXT);
+    let value = (&value.cast_signed() as _, Type::INT8);
+    tx.execute_typed(sql, &[scope, value]).await.unwrap();
 }
 
 #[derive(Clone, Copy)]
@@ -79,7 +82,7 @@ impl PgHolder {
         let mut first = true;
         match act {
             Act::Open => {}
-            Act::Read => read = list(&fenced, &self.scope).await,
+            Act::Read => read = list(&*fenced, &self.scope).await,
             Act::Write(value) => append(&fenced, &self.scope, value).await,
             Act::Once(operation, value) => {
                 first = fenced.is_first(operation).await?;
@@ -116,9 +119,7 @@ impl Subject for Pg {
     }
 
     async fn landed(&self, scope: &Scope) -> Vec<u64> {
-        let mut client = self.client.lock().await;
-        let tx = client.transaction().await.unwrap();
-        list(&tx, scope).await
+        list(&*self.client.lock().await, scope).await
     }
 
     async fn prune(&self, below: FencingToken) -> Result<(), FenceError> {

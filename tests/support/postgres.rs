@@ -5,6 +5,7 @@
 //! another user.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(clippy::disallowed_methods, reason = "it waits on the real time")]
 
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
@@ -131,7 +132,7 @@ impl Postgres {
     fn try_launch(&mut self) -> bool {
         let sync = if self.durable { "on" } else { "off" };
         let log = std::fs::File::create(self.path("log")).unwrap();
-        let mut child = self
+        let child = self
             .program("postgres")
             .arg("-D")
             .arg(self.path("data"))
@@ -145,34 +146,34 @@ impl Postgres {
             .spawn()
             .unwrap();
         let watchdog = Command::new("sh")
-            .args([
-                "-c",
-                "cat >/dev/null; kill -QUIT \"$0\"",
-                &child.id().to_string(),
-            ])
+            .args(["-c", "cat >/dev/null; kill -QUIT \"$0\""])
+            .arg(child.id().to_string())
             .stdin(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
+        self.process = Some((child, watchdog));
         let start = Instant::now();
-        loop {
+        while !self.is_ready() {
+            let (child, watchdog) = self.process.as_mut().unwrap();
             if child.try_wait().unwrap().is_some() {
-                let mut watchdog = watchdog;
                 let _ = watchdog.kill();
                 let _ = watchdog.wait();
+                self.process = None;
                 return false;
-            }
-            let ready = self
-                .program("pg_isready")
-                .args(["-q", "-h", "127.0.0.1", "-p", &self.port.to_string()])
-                .status();
-            if ready.unwrap().success() {
-                self.process = Some((child, watchdog));
-                return true;
             }
             assert!(start.elapsed() < PATIENCE, "PostgreSQL does not start");
             std::thread::sleep(Duration::from_millis(20));
         }
+        true
+    }
+
+    fn is_ready(&self) -> bool {
+        let ready = self
+            .program("pg_isready")
+            .args(["-q", "-h", "127.0.0.1", "-p", &self.port.to_string()])
+            .status();
+        ready.unwrap().success()
     }
 
     /// How to reach it over TCP.

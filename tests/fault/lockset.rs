@@ -6,8 +6,9 @@
 //! first read. The first two are the control arms.
 //!
 //! A pause is placed by facts: the holder says that it has read and waits for a word; the supervisor
-//! freezes it, and gives the word just before it thaws it, one and a half terms later. Every other
-//! successor takes so long that it has read and not yet written when the zombie wakes up.
+//! freezes it, and gives the word just before it thaws it, one and a half terms later, or when its
+//! successor has read, if that takes longer. Every other successor takes so long that it has not yet
+//! written when the zombie wakes up.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -34,7 +35,7 @@ const PAUSE: Duration = Duration::from_secs(3);
 /// Registers that each arm works on beside each other: as many pauses at once.
 const KEYS: usize = 2;
 /// Updates without a pause, between two with one.
-const QUICK: usize = 5;
+const QUICK: usize = 3;
 /// An arm goes on until it has this many.
 const PAUSES: usize = 24;
 const UPDATES: usize = 100;
@@ -105,9 +106,12 @@ async fn add(update: &Update, ctx: &Context, place: &Place, arm: Arm) -> Result<
         Arm::NoFence | Arm::WritesOnly => register.read().await,
     };
     if update.pause && ctx.attempt() == 1 {
-        say(&format!("read {}", ctx.token()));
+        say(&format!("read {}", update.key));
         GO.acquire().await?.forget();
     } else {
+        if update.pause {
+            say(&format!("again {}", update.key));
+        }
         tokio::time::sleep(Duration::from_millis(update.millis)).await;
     }
     names.insert(ctx.token().get());
@@ -152,6 +156,16 @@ impl Tally {
     }
 }
 
+/// A holder that stands still.
+struct Frozen {
+    number: usize,
+    key: String,
+    /// Not before.
+    until: Instant,
+    /// Its successor has read.
+    replaced: bool,
+}
+
 /// Five holders, frozen one after the other.
 async fn run(arm: Arm, queue: String, place: Place) -> Tally {
     let client = Client::open(&queue).await.unwrap();
@@ -159,7 +173,7 @@ async fn run(arm: Arm, queue: String, place: Place) -> Tally {
     for number in 0..MOST_PAUSES * (QUICK + 1) {
         let cycle = number / (QUICK + 1);
         let pause = number % (QUICK + 1) == QUICK;
-        // Longer than from the end of a frozen holder's lease to its thaw, and by a term shorter.
+        // So long that it has not written when the zombie wakes up, or not long at all.
         let millis = if pause && cycle.is_multiple_of(2) {
             1_800
         } else {
@@ -184,24 +198,38 @@ async fn run(arm: Arm, queue: String, place: Place) -> Tally {
         .collect();
 
     let mut tally = Tally::default();
-    let mut frozen: Vec<(usize, Instant)> = Vec::new();
+    let mut frozen: Vec<Frozen> = Vec::new();
     loop {
-        for (number, holder) in holders.iter_mut().enumerate() {
-            while let Some(line) = holder.overhear() {
+        for number in 0..HOLDERS {
+            while let Some(line) = holders[number].overhear() {
                 tally.hear(&line);
-                if line.starts_with("read ") {
-                    holder.signal(Signal::STOP);
-                    frozen.push((number, Instant::now() + PAUSE));
-                    tally.pauses += 1;
+                match line.split_once(' ') {
+                    Some(("read", key)) => {
+                        holders[number].signal(Signal::STOP);
+                        tally.pauses += 1;
+                        frozen.push(Frozen {
+                            number,
+                            key: key.to_owned(),
+                            until: Instant::now() + PAUSE,
+                            replaced: false,
+                        });
+                    }
+                    Some(("again", key)) => {
+                        let zombie = frozen.iter_mut().rfind(|zombie| zombie.key == key);
+                        zombie.into_iter().for_each(|zombie| zombie.replaced = true);
+                    }
+                    _ => {}
                 }
             }
-            assert!(!holder.has_ended(), "{arm:?}: a holder has ended");
+            assert!(!holders[number].has_ended(), "{arm:?}: a holder has ended");
         }
-        frozen.retain(|(number, until)| {
-            let over = *until <= Instant::now();
+        frozen.retain(|zombie| {
+            let now = Instant::now();
+            // One that was frozen with the queue's file locked, amid a renewal, keeps everybody
+            // waiting: that pause was none.
+            let over = zombie.until <= now && (zombie.replaced || zombie.until + 2 * TERM <= now);
             if over {
-                holders[*number].go();
-                holders[*number].signal(Signal::CONT);
+                holders[zombie.number].thaw();
             }
             !over
         });
@@ -212,9 +240,8 @@ async fn run(arm: Arm, queue: String, place: Place) -> Tally {
         }
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    for (number, _) in frozen {
-        holders[number].go();
-        holders[number].signal(Signal::CONT);
+    for zombie in frozen {
+        holders[zombie.number].thaw();
     }
     for holder in &holders {
         holder.signal(Signal::TERM);

@@ -96,10 +96,11 @@ impl Process {
         self.said.try_recv().ok()
     }
 
-    /// Gives it the word that it waits for.
-    pub(crate) fn go(&mut self) {
+    /// Gives it the word that it waits for, and wakes it up.
+    pub(crate) fn thaw(&mut self) {
         let word = self.child.stdin.as_mut().unwrap();
         word.write_all(b"!").unwrap();
+        self.signal(Signal::CONT);
     }
 
     /// Everything that an ended child has said and nobody heard.

@@ -89,6 +89,8 @@ pub enum ErrorKind {
     Corrupt,
     /// The store can be read but not written.
     ReadOnly,
+    /// The server refuses this user, password or right, or its certificate is not trusted.
+    Denied,
     /// The store was written by a newer version of this crate.
     TooNew,
     /// The store handle was closed.
@@ -117,6 +119,7 @@ impl ErrorKind {
                 | Self::InvalidInput
                 | Self::Unsupported
                 | Self::ReadOnly
+                | Self::Denied
                 | Self::TooNew
         )
     }
@@ -134,6 +137,7 @@ impl ErrorKind {
             Self::Unsupported => "unsupported",
             Self::Corrupt => "corrupt",
             Self::ReadOnly => "read_only",
+            Self::Denied => "denied",
             Self::TooNew => "too_new",
             Self::Closed => "closed",
             Self::Unexpected => "unexpected",

@@ -335,3 +335,41 @@ fn a_file_that_is_no_store_is_unhealthy() {
     std::fs::write(dir.path().join("jobs.db"), "not a database ".repeat(512)).unwrap();
     refused(&["stats", "--url", &url(&dir)], 3, "sqlite");
 }
+
+#[test]
+fn the_doctor_looks_at_a_file_and_changes_nothing() {
+    let dir = tempfile::TempDir::new().unwrap();
+    refused(&["doctor", &url(&dir)], 3, "no store at");
+    assert!(!dir.path().join("jobs.db").exists());
+    refused(&["doctor", "ftp://hush"], 2, "redis://");
+
+    let enqueued = run(&["enqueue", "greet", "{}", "--url", &url(&dir)]);
+    assert!(enqueued.status.success(), "{}", stderr(&enqueued));
+    let output = run(&["doctor", &url(&dir), "--json"]);
+    let report = json(&output);
+    let level = |check: &str| {
+        let findings = report["findings"].as_array().unwrap();
+        let found = findings.iter().find(|finding| finding["check"] == check);
+        found.map_or("missing", |finding| finding["level"].as_str().unwrap())
+    };
+    for check in ["version", "journal", "synchronous", "log"] {
+        assert_eq!(level(check), "fine", "{check}: {report}");
+    }
+    // The disk is the machine's, and may be full.
+    assert_ne!(level("disk"), "missing");
+    let healthy = report["healthy"].as_bool().unwrap();
+    assert_eq!(output.status.code(), Some(i32::from(!healthy)));
+
+    let path = dir.path().join("jobs.db");
+    let db = rusqlite::Connection::open(path).unwrap();
+    db.query_row("PRAGMA journal_mode = DELETE", [], |_| Ok(()))
+        .unwrap();
+    drop(db);
+    let output = run(&["doctor", "--url", &url(&dir)]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("risk    journal      delete"), "{text}");
+
+    let memory = run(&["doctor", "memory:"]);
+    assert_eq!(memory.status.code(), Some(0));
+}

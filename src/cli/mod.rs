@@ -9,6 +9,7 @@
 //! | `bench`, `bench_run`, `bench_raw` | `leasehold bench` |
 //! | `enqueue` | `leasehold enqueue` |
 //! | `stats` | `leasehold stats` |
+//! | `doctor` | `leasehold doctor` |
 //! | `out`, `scratch` | how things are printed; a directory for what must not stay |
 
 use std::io;
@@ -31,6 +32,7 @@ mod demo_stage;
 mod demo_view;
 #[cfg(unix)]
 mod demo_worker;
+mod doctor;
 mod enqueue;
 mod out;
 mod scratch;
@@ -86,6 +88,8 @@ enum Command {
     Enqueue(enqueue::Args),
     /// Show the queues: jobs by state, the ledger, the oldest ready job
     Stats(stats::Args),
+    /// Check the store's server or file: what is at risk, and what to set
+    Doctor(doctor::Args),
     #[cfg(unix)]
     #[command(hide = true)]
     DemoWorker(demo_worker::Args),
@@ -114,6 +118,7 @@ impl From<Error> for Trouble {
             | ErrorKind::Full
             | ErrorKind::Corrupt
             | ErrorKind::ReadOnly
+            | ErrorKind::Denied
             | ErrorKind::TooNew => Self::NotFound(text),
             _ => Self::Failed(text),
         }
@@ -172,6 +177,10 @@ fn start(cli: &Cli) -> Done {
             Command::Bench(args) => bench::run(args, cli, json).await,
             Command::Enqueue(args) => enqueue::run(args, cli.url()?, json).await,
             Command::Stats(args) => stats::run(args, cli.url()?, json).await,
+            Command::Doctor(args) => {
+                let url = args.url().map_or_else(|| cli.url(), Ok)?;
+                doctor::run(args, url, json).await
+            }
         }
     });
     // Nothing that is still under way may keep the command from ending.

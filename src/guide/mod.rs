@@ -7,6 +7,7 @@
 //! | [`leases`] | how long a lease lasts, who ends it, what a lost one means |
 //! | [`keys`] | how to have one job only, or one at a time |
 //! | [`stores`] | what each store guarantees, and how to write another |
+//! | [`redis`] | what Redis can lose with which settings, what to allow its user, how to size it |
 //! | [`errors`] | answers, trouble and wishes: three kinds of "no" |
 //! | [`operations`] | what to watch, how to choose terms, how to deploy |
 //! | [`glossary`] | what each word means |
@@ -27,6 +28,10 @@ pub mod keys {}
 
 #[doc = include_str!("stores.md")]
 pub mod stores {}
+
+#[cfg(feature = "redis")]
+#[doc = include_str!("redis.md")]
+pub mod redis {}
 
 #[doc = include_str!("errors.md")]
 pub mod errors {}

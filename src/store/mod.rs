@@ -23,6 +23,8 @@ use crate::lease::Verdict;
 mod call;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(feature = "cli")]
+pub(crate) mod health;
 pub(crate) mod memory;
 #[cfg(any(feature = "sqlite", feature = "redis"))]
 pub(crate) mod record;
@@ -41,7 +43,7 @@ pub use call::{
 };
 pub use memory::MemoryStore;
 #[cfg(feature = "redis")]
-pub use redis::{RedisOptions, RedisStore};
+pub use redis::{RedisOptions, RedisStore, acl_rule};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteOptions, SqliteStore};
 

@@ -10,5 +10,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[cfg(feature = "cli")]
+mod doctor;
+mod proxy;
 mod servers;
 mod store;

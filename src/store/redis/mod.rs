@@ -35,13 +35,21 @@ use session::Sessions;
 use wait::Bells;
 use wire::{In, garbled};
 
+mod acl;
 mod checkpoint;
 mod claim;
 mod control;
+mod dial;
+#[cfg(feature = "cli")]
+pub(crate) mod doctor;
 mod enqueue;
+mod fault;
 mod inspect;
 mod keys;
-pub(crate) mod link;
+mod link;
+#[cfg(all(test, unix))]
+mod link_tests;
+mod listen;
 mod prune;
 mod queue;
 mod reap;
@@ -49,8 +57,11 @@ mod renew;
 mod script;
 mod session;
 mod settle;
+mod url;
 mod wait;
 mod wire;
+
+pub use acl::acl_rule;
 
 /// How a store on Redis is opened.
 #[derive(Clone)]

@@ -43,6 +43,8 @@ use crate::lease::Verdict;
 mod checkpoint;
 mod claim;
 mod control;
+#[cfg(feature = "cli")]
+pub(crate) mod doctor;
 mod enqueue;
 mod fault;
 mod grant;

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use super::{ADMIN, BY_NAME, Server, owned, until};
 
 /// The name under which the sentinels know the primary.
-pub(crate) const SERVICE: &str = "jobs";
+const SERVICE: &str = "jobs";
 
 /// Peers log in under names of their own, so that they can be shut out while clients are let in.
 const PEERS: &[&str] = &[

@@ -16,10 +16,11 @@ use ::redis::{Client, Connection, FromRedisValue, RedisResult};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+pub(crate) mod certs;
 mod sets;
 
 #[allow(unused_imports, reason = "each test binary uses its own part")]
-pub(crate) use sets::{Cluster, SERVICE, SentinelSet};
+pub(crate) use sets::{Cluster, SentinelSet};
 
 /// How long a server may take for what it is waited for. Only a hang takes that long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(90);

@@ -1,0 +1,447 @@
+//! The check-up of a server: what can be lost, and what to set.
+//!
+//! Reads what the server says of itself and changes nothing. What the user may not ask is reported
+//! as unseen, never as fine.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, FromRedisValue, Value};
+
+use super::acl::COMMANDS;
+use super::dial::{Dialer, Wire};
+use super::url::{Address, Host, Servers};
+use crate::clock::{Clock as _, SystemClock, monotonic};
+use crate::error::Result;
+use crate::job::Namespace;
+use crate::store::health::Finding;
+
+/// The oldest version whose scripts can do what ours do.
+const OLDEST: (u32, u32) = (7, 0);
+
+/// A clock that differs more than this from the asker's is worth a look.
+const CLOCKS: Duration = Duration::from_secs(1);
+
+/// A replica that has not been heard of for so many seconds is not a copy.
+const LAG: u64 = 10;
+
+/// Asks of each command line whether the user may run it; answers with the first word of those that
+/// it may not.
+const RIGHTS: &str = "#!lua flags=no-writes,allow-oom
+local missing = {}
+for i = 1, #ARGV do
+  local words = {}
+  for word in string.gmatch(ARGV[i], '[^ ]+') do words[#words + 1] = word end
+  local name = table.remove(words, 1)
+  if not redis.acl_check_cmd(unpack(words)) then missing[#missing + 1] = name end
+end
+return missing";
+
+/// A command as the store would send it, behind its name. With arguments too few to find the keys
+/// in, asking for the rights ends a server of version 7.0.
+fn sample(name: &str, namespace: &Namespace) -> String {
+    let key = format!("{{{namespace}:doctor:0}}:meta");
+    let channel = format!("{namespace}:bell:0");
+    let words = name.replace('|', " ");
+    match name {
+        "asking" | "cluster|slots" | "ping" | "readonly" | "role" | "time" => {
+            format!("{name} {words}")
+        }
+        "script|load" | "select" => format!("{name} {words} 1"),
+        "publish" | "subscribe" => format!("{name} {words} {channel}"),
+        "evalsha" => format!("{name} {words} 0 1 {key}"),
+        "del" => format!("{name} {words} {key}"),
+        _ => format!("{name} {words} {key} 1 1"),
+    }
+}
+
+/// Looks at every server that takes writes.
+///
+/// # Errors
+/// `InvalidInput`, `Unavailable`, `Denied`: it could not get in.
+pub(crate) async fn examine(url: &str) -> Result<Vec<Finding>> {
+    let address = Address::parse(url)?;
+    let namespace = address
+        .settings
+        .iter()
+        .find(|(name, _)| name == "namespace");
+    let namespace = namespace.map_or_else(
+        || Ok(Namespace::default()),
+        |(_, name)| Namespace::new(name),
+    )?;
+    let dialer = Dialer::new(address)?;
+    match dialer.dial().await? {
+        Wire::One(connection) => {
+            let mut patient = Patient {
+                connection,
+                namespace,
+            };
+            let mut findings = patient.examine().await;
+            findings.extend(patient.cluster(&dialer.address().servers).await);
+            Ok(findings)
+        }
+        Wire::Cluster(_) => examine_cluster(&dialer, &namespace).await,
+    }
+}
+
+/// Each primary of a cluster has its own settings, its own memory, its own clock.
+async fn examine_cluster(dialer: &Dialer, namespace: &Namespace) -> Result<Vec<Finding>> {
+    let Servers::Cluster(seeds) = &dialer.address().servers else {
+        return Ok(Vec::new());
+    };
+    let mut trouble = None;
+    for seed in seeds {
+        let connection = match dialer.one(seed).await {
+            Ok(connection) => connection,
+            Err(error) => {
+                trouble = Some(error);
+                continue;
+            }
+        };
+        let mut patient = Patient {
+            connection,
+            namespace: namespace.clone(),
+        };
+        let whole = patient.cluster(&dialer.address().servers).await;
+        let mut findings: Vec<Finding> = whole.into_iter().collect();
+        for host in patient.primaries().await {
+            match dialer.one(&host).await {
+                Ok(connection) => {
+                    let namespace = namespace.clone();
+                    let mut patient = Patient {
+                        connection,
+                        namespace,
+                    };
+                    let found = patient.examine().await;
+                    findings.extend(found.into_iter().map(|mut finding| {
+                        finding.place = host.to_string();
+                        finding
+                    }));
+                }
+                Err(error) => {
+                    let advice = "its slots take no calls until it or a replica answers";
+                    let mut finding = Finding::risk("connection", error.to_string(), advice);
+                    finding.place = host.to_string();
+                    findings.push(finding);
+                }
+            }
+        }
+        return Ok(findings);
+    }
+    match trouble {
+        Some(error) => Err(error),
+        None => Ok(Vec::new()),
+    }
+}
+
+/// A server that is looked at.
+struct Patient {
+    connection: MultiplexedConnection,
+    namespace: Namespace,
+}
+
+impl Patient {
+    async fn ask<T: FromRedisValue>(&mut self, command: &Cmd) -> Option<T> {
+        command.query_async(&mut self.connection).await.ok()
+    }
+
+    async fn info(&mut self, section: &str) -> Option<Info> {
+        let mut command = redis::cmd("INFO");
+        self.ask(command.arg(section)).await.map(Info)
+    }
+
+    /// One setting, if this user may see it.
+    async fn setting(&mut self, name: &str) -> Option<String> {
+        let mut command = redis::cmd("CONFIG");
+        let pair: Vec<String> = self.ask(command.arg("GET").arg(name)).await?;
+        pair.into_iter().nth(1)
+    }
+
+    async fn examine(&mut self) -> Vec<Finding> {
+        vec![
+            self.version().await,
+            self.persistence().await,
+            self.eviction().await,
+            self.memory().await,
+            self.replication().await,
+            self.clock().await,
+            self.rights().await,
+        ]
+    }
+
+    async fn version(&mut self) -> Finding {
+        const CHECK: &str = "version";
+        let Some(info) = self.info("server").await else {
+            return Finding::unseen(CHECK, "+info");
+        };
+        // Valkey says which Redis it stands in for, too.
+        let version = info.text("redis_version");
+        let mut parts = version.split('.').map_while(|part| part.parse().ok());
+        let number = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+        if number >= OLDEST {
+            return Finding::fine(CHECK, version);
+        }
+        let advice = "the scripts need version 7.0 or later: upgrade the server";
+        Finding::risk(CHECK, version, advice)
+    }
+
+    async fn persistence(&mut self) -> Finding {
+        const CHECK: &str = "persistence";
+        let Some(info) = self.info("persistence").await else {
+            return Finding::unseen(CHECK, "+info");
+        };
+        let failed = |field: &str| !matches!(info.text(field), "ok" | "");
+        if failed("aof_last_write_status") || failed("aof_last_bgrewrite_status") {
+            let advice =
+                "the server cannot write its append-only file: free the disk, read its log";
+            return Finding::risk(CHECK, "the last write to disk failed", advice);
+        }
+        if info.number("aof_enabled") == 1 {
+            return match self.setting("appendfsync").await.as_deref() {
+                Some("always") => Finding::fine(CHECK, "AOF, fsync at every write"),
+                Some("everysec") => Finding::note(
+                    CHECK,
+                    "AOF, fsync every second",
+                    "a killed server loses nothing; a machine that loses power, up to two seconds of \
+                     answered calls. `appendfsync always` closes that gap, and costs speed",
+                ),
+                Some(other) => Finding::risk(
+                    CHECK,
+                    format!("AOF, fsync {other}"),
+                    "a machine that loses power loses what the system had not written, often 30 \
+                     seconds: set `appendfsync everysec` or `always`",
+                ),
+                None => Finding::note(
+                    CHECK,
+                    "AOF, fsync policy unseen",
+                    "ask with a user that has +config|get",
+                ),
+            };
+        }
+        let advice = "set `appendonly yes`";
+        if failed("rdb_last_bgsave_status") {
+            return Finding::risk(CHECK, "snapshots only, and the last one failed", advice);
+        }
+        match self.setting("save").await.as_deref() {
+            Some("") => Finding::risk(
+                CHECK,
+                "none",
+                "a restart loses every job and every lease: set `appendonly yes`",
+            ),
+            _ => Finding::risk(
+                CHECK,
+                "snapshots only (RDB)",
+                "a crash loses every answered call since the last snapshot: set `appendonly yes`",
+            ),
+        }
+    }
+
+    async fn eviction(&mut self) -> Finding {
+        const CHECK: &str = "eviction";
+        let Some(info) = self.info("memory").await else {
+            return Finding::unseen(CHECK, "+info");
+        };
+        let policy = info.text("maxmemory_policy").to_owned();
+        if policy == "noeviction" {
+            return Finding::fine(CHECK, policy);
+        }
+        let advice = "when memory runs out the server deletes jobs and leases to make room: set \
+                      `maxmemory-policy noeviction`";
+        Finding::risk(CHECK, policy, advice)
+    }
+
+    async fn memory(&mut self) -> Finding {
+        const CHECK: &str = "memory";
+        const MIB: u64 = 1 << 20;
+        let Some(info) = self.info("memory").await else {
+            return Finding::unseen(CHECK, "+info");
+        };
+        let (used, limit) = (info.number("used_memory"), info.number("maxmemory"));
+        if limit == 0 {
+            let advice = "the system ends the server when memory runs out: set `maxmemory` to what \
+                          the machine can spare, and enqueues fail instead";
+            let found = format!("{} MiB used, no limit", used / MIB);
+            return Finding::note(CHECK, found, advice);
+        }
+        let found = format!("{} of {} MiB used", used / MIB, limit / MIB);
+        if used > limit - limit / 5 {
+            let advice = "less than a fifth is left; when nothing is, enqueues and claims are \
+                          refused: raise `maxmemory`, or let the queues drain";
+            return Finding::risk(CHECK, found, advice);
+        }
+        Finding::fine(CHECK, found)
+    }
+
+    async fn replication(&mut self) -> Finding {
+        const CHECK: &str = "replication";
+        let Some(info) = self.info("replication").await else {
+            return Finding::unseen(CHECK, "+info");
+        };
+        if info.text("role") != "master" {
+            let advice = "a replica takes no writes: give the primary's address, or the sentinels'";
+            return Finding::risk(CHECK, "this server is a replica", advice);
+        }
+        let replicas = info.number("connected_slaves");
+        if replicas == 0 {
+            let advice =
+                "if this machine is lost, so is what is on it: add a replica, or keep backups";
+            return Finding::note(CHECK, "no replicas", advice);
+        }
+        let lags = (0..replicas).filter_map(|at| {
+            let line = info.text(&format!("slave{at}"));
+            let lag = line.split(',').find_map(|part| part.strip_prefix("lag="))?;
+            lag.parse::<u64>().ok()
+        });
+        let lag = lags.max().unwrap_or(0);
+        let found = format!("{replicas} replicas, the last heard of {lag} s ago");
+        if lag > LAG {
+            let advice = "a failover to that replica loses what it has not got: look at its link";
+            return Finding::risk(CHECK, found, advice);
+        }
+        match self.setting("min-replicas-to-write").await.as_deref() {
+            Some("0") => Finding::risk(
+                CHECK,
+                format!("{found}; min-replicas-to-write 0"),
+                "a primary that is cut off goes on taking calls, which are lost when a replica has \
+                 taken over: set `min-replicas-to-write 1` and `min-replicas-max-lag 10`",
+            ),
+            Some(least) => Finding::note(
+                CHECK,
+                format!("{found}; min-replicas-to-write {least}"),
+                "replication is asynchronous: a failover can still lose the last moments before it",
+            ),
+            None => Finding::note(
+                CHECK,
+                format!("{found}; min-replicas-to-write unseen"),
+                "ask with a user that has +config|get",
+            ),
+        }
+    }
+
+    async fn clock(&mut self) -> Finding {
+        const CHECK: &str = "clock";
+        let sent = monotonic();
+        let before = SystemClock.now();
+        let Some((seconds, micros)) = self.ask::<(u64, u64)>(&redis::cmd("TIME")).await else {
+            return Finding::unseen(CHECK, "+time");
+        };
+        let half = monotonic().duration_since(sent) / 2;
+        let here = before.after(half).as_micros();
+        let there = seconds * 1_000_000 + micros;
+        let apart = Duration::from_micros(here.abs_diff(there));
+        let which = if there > here { "ahead of" } else { "behind" };
+        let found = format!("{apart:.1?} {which} this machine's, ± {half:.1?}");
+        if apart > CLOCKS + half {
+            let advice = "leases run on the server's clock, and a server that takes over must not \
+                          be behind: run NTP on all of them, and find out which one is wrong";
+            return Finding::risk(CHECK, found, advice);
+        }
+        Finding::fine(CHECK, found)
+    }
+
+    async fn rights(&mut self) -> Finding {
+        const CHECK: &str = "rights";
+        let namespace = self.namespace.clone();
+        let mut load = redis::cmd("SCRIPT");
+        let Some(sha) = self.ask::<String>(load.arg("LOAD").arg(RIGHTS)).await else {
+            let advice =
+                "the store cannot load its scripts; the guide has the rule for ACL SETUSER";
+            return Finding::risk(CHECK, "lacks +script|load", advice);
+        };
+        let mut command = redis::cmd("EVALSHA");
+        let samples = COMMANDS.iter().map(|name| sample(name, &namespace));
+        let samples: Vec<String> = samples.collect();
+        command.arg(sha).arg(0).arg(samples);
+        let answer = command
+            .query_async::<Vec<String>>(&mut self.connection)
+            .await;
+        match answer {
+            Ok(missing) if missing.is_empty() => Finding::fine(CHECK, "all that are needed"),
+            Ok(missing) => {
+                let found = format!("lacks {}", missing.join(", "));
+                let advice = format!(
+                    "on the keys and channels of namespace {namespace}; the guide has the rule for \
+                     ACL SETUSER"
+                );
+                Finding::risk(CHECK, found, advice)
+            }
+            Err(error) => {
+                let advice = "the guide has the rule for ACL SETUSER";
+                Finding::risk(CHECK, format!("cannot run scripts: {error}"), advice)
+            }
+        }
+    }
+
+    /// Whether it is a cluster, whether the URL says so, and whether all slots are served.
+    async fn cluster(&mut self, servers: &Servers) -> Option<Finding> {
+        const CHECK: &str = "cluster";
+        let expected = matches!(servers, Servers::Cluster(_));
+        let mut command = redis::cmd("CLUSTER");
+        let Some(text) = self.ask::<String>(command.arg("INFO")).await else {
+            return expected.then(|| Finding::unseen(CHECK, "+cluster|info"));
+        };
+        let info = Info(text);
+        if !expected {
+            let advice = "the URL must begin with redis+cluster://, or most calls are refused";
+            return Some(Finding::risk(
+                CHECK,
+                "the server belongs to a cluster",
+                advice,
+            ));
+        }
+        let found = format!(
+            "{}, {} of 16384 slots served, {} primaries",
+            info.text("cluster_state"),
+            info.text("cluster_slots_ok"),
+            info.text("cluster_size"),
+        );
+        if info.text("cluster_state") == "ok" && info.number("cluster_slots_ok") == 16_384 {
+            return Some(Finding::fine(CHECK, found));
+        }
+        let advice = "queues whose slots nobody serves stand still: look for nodes that are down";
+        Some(Finding::risk(CHECK, found, advice))
+    }
+
+    async fn primaries(&mut self) -> Vec<Host> {
+        let mut command = redis::cmd("CLUSTER");
+        let slots: Option<Vec<Vec<Value>>> = self.ask(command.arg("SLOTS")).await;
+        let mut hosts = Vec::new();
+        for row in slots.unwrap_or_default() {
+            let Some(Value::Array(primary)) = row.into_iter().nth(2) else {
+                continue;
+            };
+            let mut parts = primary.into_iter();
+            let name = parts
+                .next()
+                .and_then(|name| String::from_redis_value(name).ok());
+            let port = parts
+                .next()
+                .and_then(|port| u16::from_redis_value(port).ok());
+            if let (Some(name), Some(port)) = (name, port) {
+                let host = Host { name, port };
+                if !hosts.contains(&host) {
+                    hosts.push(host);
+                }
+            }
+        }
+        hosts
+    }
+}
+
+/// Lines of `field:value`.
+struct Info(String);
+
+impl Info {
+    fn text(&self, field: &str) -> &str {
+        let line = |line: &'_ str| {
+            line.strip_prefix(field)
+                .is_some_and(|rest| rest.starts_with(':'))
+        };
+        let found = self.0.lines().find(|text| line(text));
+        found.map_or("", |text| text[field.len() + 1..].trim())
+    }
+
+    fn number(&self, field: &str) -> u64 {
+        self.text(field).parse().unwrap_or(0)
+    }
+}

@@ -1,0 +1,140 @@
+//! The check-up of a file: what can be lost, and what to set.
+
+use std::path::{Path, PathBuf};
+
+use rusqlite::{Connection, OpenFlags};
+
+use super::fault::explain;
+use super::migrate::VERSION;
+use crate::error::{Error, ErrorKind, Result, Verb};
+use crate::store::health::Finding;
+
+/// A write-ahead log that is larger than this is not being emptied.
+const WAL_LIMIT: u64 = 256 << 20;
+
+/// With less room than this a busy queue can fill the disk within minutes.
+const ROOM: u64 = 512 << 20;
+
+/// Looks at a file without changing it. `full` is what the URL says of `synchronous`.
+///
+/// # Errors
+/// `Unavailable` if it is not there; any that opening can give.
+pub(crate) fn examine(path: &Path, full: bool) -> Result<Vec<Finding>> {
+    let at = |error: rusqlite::Error| explain(error).during(Verb::Open).in_store("sqlite");
+    if !path.exists() {
+        let why = format!("no store at {}", path.display());
+        return Err(Error::new(ErrorKind::Unavailable, why).during(Verb::Open));
+    }
+    let db = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(at)?;
+    let number = |pragma: &str| db.query_row(pragma, [], |row| row.get::<_, i64>(0));
+    let version = number("PRAGMA user_version").map_err(at)?;
+    let journal: String = db
+        .query_row("PRAGMA journal_mode", [], |row| row.get(0))
+        .map_err(at)?;
+
+    let mut findings = vec![
+        schema(version),
+        if journal == "wal" {
+            Finding::fine("journal", "wal")
+        } else {
+            let advice = "somebody else has changed it; opening the store sets it to wal again";
+            Finding::risk("journal", journal, advice)
+        },
+        if full {
+            Finding::fine(
+                "synchronous",
+                "full: an answered call survives the loss of power",
+            )
+        } else {
+            let advice = "the loss of power may take the last calls with it: leave out \
+                          `synchronous=normal` where that matters";
+            Finding::note("synchronous", "normal", advice)
+        },
+        wal(path),
+    ];
+    findings.extend(system::room(path));
+    Ok(findings)
+}
+
+fn schema(version: i64) -> Finding {
+    let engine = rusqlite::version();
+    let found = format!("schema {version}, engine {engine}");
+    if version > VERSION {
+        let advice = format!("this program knows schema {VERSION}: upgrade it");
+        return Finding::risk("version", found, advice);
+    }
+    Finding::fine("version", found)
+}
+
+fn wal(path: &Path) -> Finding {
+    let mut name = path.as_os_str().to_owned();
+    name.push("-wal");
+    let bytes = std::fs::metadata(PathBuf::from(name)).map_or(0, |file| file.len());
+    let found = format!("{} MiB", bytes >> 20);
+    if bytes > WAL_LIMIT {
+        let advice = "a reader that never ends keeps the log from being emptied: find the process \
+                      that holds a long transaction";
+        return Finding::risk("log", found, advice);
+    }
+    Finding::fine("log", found)
+}
+
+#[cfg(unix)]
+mod system {
+    use super::{Finding, Path, ROOM};
+
+    pub(super) fn room(path: &Path) -> Vec<Finding> {
+        let mut findings = vec![match rustix::fs::statvfs(path) {
+            Ok(disk) => free(disk.f_bavail.saturating_mul(disk.f_frsize)),
+            Err(_) => Finding::unseen("disk", "the right to look at the file system"),
+        }];
+        findings.extend(network(path));
+        findings
+    }
+
+    fn free(bytes: u64) -> Finding {
+        let found = format!("{} MiB free", bytes >> 20);
+        if bytes < ROOM {
+            let advice = "when nothing is left, calls are refused until there is: free some";
+            return Finding::risk("disk", found, advice);
+        }
+        Finding::fine("disk", found)
+    }
+
+    /// File systems of other machines, by the numbers that Linux gives them.
+    #[cfg(target_os = "linux")]
+    fn network(path: &Path) -> Option<Finding> {
+        const REMOTE: [(u32, &str); 6] = [
+            (0x6969, "NFS"),
+            (0xff53_4d42, "CIFS"),
+            (0xfe53_4d42, "SMB2"),
+            (0x0102_1997, "9P"),
+            (0x00c3_6400, "Ceph"),
+            (0x5346_414f, "AFS"),
+        ];
+        let number = rustix::fs::statfs(path).ok()?.f_type as u32;
+        let found = REMOTE.iter().find(|(remote, _)| *remote == number);
+        Some(match found {
+            None => Finding::fine("file system", "local"),
+            Some((_, name)) => {
+                let advice = "locks and shared memory do not hold across machines: jobs may be \
+                              corrupted. Move the file to a local disk";
+                Finding::risk("file system", *name, advice)
+            }
+        })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn network(_: &Path) -> Option<Finding> {
+        None
+    }
+}
+
+#[cfg(not(unix))]
+mod system {
+    use super::{Finding, Path};
+
+    pub(super) fn room(_: &Path) -> Vec<Finding> {
+        Vec::new()
+    }
+}

@@ -6,6 +6,12 @@
 //!
 //! All of it blocks: servers are other processes, and a test has nothing else to do meanwhile.
 
+#![allow(clippy::disallowed_methods, reason = "it waits on the real time")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "trouble with a server should stop the test"
+)]
+
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::net::TcpListener;

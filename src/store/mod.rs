@@ -8,6 +8,7 @@
 //! |---|---|
 //! | tests, and as the model | [`MemoryStore`] |
 //! | one machine, several processes, one file | `SqliteStore` (feature `sqlite`) |
+//! | many machines, transactions with the user's data | `PostgresStore` (feature `postgres`) |
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,11 +20,19 @@ use crate::inspect::{Query, View};
 use crate::job::{Namespace, QueueName};
 use crate::lease::Verdict;
 
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) mod answer;
 mod call;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) mod held;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) mod line;
 pub(crate) mod memory;
-#[cfg(feature = "sqlite")]
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) mod record;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
@@ -37,6 +46,8 @@ pub use call::{
     Settlement,
 };
 pub use memory::MemoryStore;
+#[cfg(feature = "postgres")]
+pub use postgres::{PostgresOptions, PostgresStore};
 #[cfg(feature = "sqlite")]
 pub use sqlite::{SqliteOptions, SqliteStore};
 
@@ -63,7 +74,7 @@ pub use sqlite::{SqliteOptions, SqliteStore};
 /// surrendered jobs go to the front of their priority, in token order per step; others to the back.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// One word for errors, labels and people: `memory`, `sqlite`.
+    /// One word for errors, labels and people: `memory`, `sqlite`, `postgres`.
     fn name(&self) -> &'static str;
 
     /// The application's share of the store: part of every fence's scope. A store that knows

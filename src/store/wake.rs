@@ -53,7 +53,7 @@ impl Wakers {
 
     /// Wakes everybody: something changed, and nobody knows for whom.
     #[cfg_attr(
-        not(feature = "sqlite"),
+        not(any(feature = "sqlite", feature = "postgres")),
         expect(dead_code, reason = "memory needs it not")
     )]
     pub(crate) fn wake_all(&self) {
@@ -66,7 +66,7 @@ impl Wakers {
 
     /// Whether anybody sleeps.
     #[cfg_attr(
-        not(feature = "sqlite"),
+        not(any(feature = "sqlite", feature = "postgres")),
         expect(dead_code, reason = "memory needs it not")
     )]
     pub(crate) fn is_empty(&self) -> bool {

@@ -180,34 +180,40 @@ pub fn cases() -> Vec<Case> {
 ///
 /// `conformance!(name, make)`: `make` is an `async fn` without arguments that returns a
 /// [`Fixture`](crate::store::conformance::Fixture). The tests are in a module `name`, one module per
-/// verb inside.
+/// verb inside. What follows is put on each of them: `conformance!(name, make, #[ignore = "why"])`.
 #[macro_export]
 macro_rules! conformance {
-    ($name:ident, $make:path) => {
-        $crate::__conformance_cases!(__conformance_tests [$name $make]);
+    ($name:ident, $make:path $(, #[$on_each:meta])*) => {
+        $crate::__conformance_cases!(__conformance_tests [$name [$(#[$on_each])*] $make]);
     };
 }
 
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_tests {
-    ([$name:ident $make:path] $($verb:ident { $($case:ident)* })*) => {
+    ([$name:ident $on_each:tt $make:path] $($verb:ident { $($case:ident)* })*) => {
         mod $name {
             #[allow(unused_imports, clippy::wildcard_imports)]
             use super::*;
             $(mod $verb {
                 #[allow(unused_imports, clippy::wildcard_imports)]
                 use super::*;
-                $(#[tokio::test]
-                async fn $case() {
-                    let fixture = $make().await;
-                    $crate::store::conformance::run(
-                        fixture,
-                        $crate::store::conformance::$verb::$case,
-                    )
-                    .await;
-                })*
+                $($crate::__conformance_test! { $on_each $make, $verb, $case })*
             })*
+        }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __conformance_test {
+    ([$($on_each:tt)*] $make:path, $verb:ident, $case:ident) => {
+        #[tokio::test]
+        $($on_each)*
+        async fn $case() {
+            let fixture = $make().await;
+            $crate::store::conformance::run(fixture, $crate::store::conformance::$verb::$case)
+                .await;
         }
     };
 }

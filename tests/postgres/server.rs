@@ -220,7 +220,7 @@ impl Server {
 
     /// A store in a namespace that nobody else has, on a clock of the test's.
     pub(crate) async fn store(&self, clock: impl Clock) -> PostgresStore {
-        let options = self.options().connections(2).clock(clock);
+        let options = self.options().connections(4).clock(clock);
         PostgresStore::with(self.config(), options)
             .await
             .expect("a store")

@@ -21,7 +21,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             .map(|checkpoint| (&checkpoint.receipt.queue, checkpoint.receipt.grant))
             .collect();
         let names: Vec<&str> = wanted.iter().map(|(queue, _)| queue.as_str()).collect();
-        let ((), recalled, queues, grants, now) = tokio::try_join!(
+        let ((), recalled, queues, grants, now) = tokio::try_join!(biased;
             self.begin(),
             self.recall(request.request),
             self.named(&names),

@@ -39,7 +39,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         let riders: &[Settlement] = request.settle.as_ref().map_or(&[], |s| &s.settlements);
         let wanted = wanted_grants(riders);
         let rider_names: Vec<&str> = wanted.iter().map(|(queue, _)| queue.as_str()).collect();
-        let ((), first, rider_first, (), queues, rider_queues, grants, now) = tokio::try_join!(
+        let ((), first, rider_first, (), queues, rider_queues, grants, now) = tokio::try_join!(biased;
             self.begin(),
             self.recall(request.request),
             async {
@@ -335,7 +335,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             });
         }
         let number = id.get() as i64;
-        tokio::try_join!(
+        tokio::try_join!(biased;
             async {
                 let args = args![
                     of => INT4,
@@ -386,7 +386,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             .filter(|((at, _), held)| *at == queue && held.live == 0)
             .map(|((_, grant), _)| grant.get() as i64)
             .collect();
-        let (due, deadline) = tokio::try_join!(
+        let (due, deadline) = tokio::try_join!(biased;
             async { self.rows("first_due", args![of => INT4]).await },
             async {
                 let args = args![of => INT4, ended => INT8_ARRAY];

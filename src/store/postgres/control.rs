@@ -31,7 +31,7 @@ enum Act {
 
 impl<C: GenericClient + Sync> Tx<'_, C> {
     pub(super) async fn control(&mut self, request: &ControlRequest) -> Done<Controlled> {
-        let ((), recalled, queues, now) = tokio::try_join!(
+        let ((), recalled, queues, now) = tokio::try_join!(biased;
             self.begin(),
             self.recall(request.request),
             async {

@@ -20,7 +20,7 @@ const KEY_TRIES: usize = 8;
 impl<C: GenericClient + Sync> Tx<'_, C> {
     pub(super) async fn enqueue(&mut self, request: &EnqueueRequest) -> Done<Vec<Enqueued>> {
         let names = names(&request.jobs);
-        let ((), recalled, queues, now) = tokio::try_join!(
+        let ((), recalled, queues, now) = tokio::try_join!(biased;
             self.begin(),
             self.recall(request.request),
             self.named(&names),
@@ -80,7 +80,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         let (Some(first), Some(last)) = (ids.iter().min(), ids.iter().max()) else {
             return Ok(HashSet::new());
         };
-        let (waiting, leased) = tokio::try_join!(
+        let (waiting, leased) = tokio::try_join!(biased;
             async {
                 let args = args![self.base.namespace => TEXT, ids => UUID_ARRAY];
                 self.rows("ids_taken", args).await
@@ -131,7 +131,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
                 return Ok(holders);
             }
             // A holder may free its key between the two: then it is there for the taking.
-            let ((), (), rows) = tokio::try_join!(
+            let ((), (), rows) = tokio::try_join!(biased;
                 async {
                     let args = args![queues => INT4_ARRAY, keys => BYTEA_ARRAY,
                                      time(self.now) => INT8];

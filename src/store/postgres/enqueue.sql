@@ -47,10 +47,10 @@ SELECT queue, ($2::bigint[])[(nth - 1) * 23 + 1 : nth * 23]
 FROM unnest($1::integer[]) WITH ORDINALITY AS k (queue, nth);
 
 -- name: fold
-WITH some AS (
+WITH few AS (
     SELECT ctid FROM leasehold.tallies WHERE queue = $1 FOR UPDATE SKIP LOCKED
 ), gone AS (
-    DELETE FROM leasehold.tallies WHERE ctid = ANY (ARRAY (SELECT ctid FROM some)) RETURNING tally
+    DELETE FROM leasehold.tallies WHERE ctid = ANY (ARRAY (SELECT ctid FROM few)) RETURNING tally
 )
 INSERT INTO leasehold.tallies (queue, tally)
 SELECT $1, array_agg(total ORDER BY nth)

@@ -28,7 +28,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
     pub(super) async fn inspect(&mut self, query: &Query) -> Done<View> {
         self.reads = true;
         let begin = async { Ok(self.db.batch_execute(SNAPSHOT).await?) };
-        let ((), now) = tokio::try_join!(begin, self.clock())?;
+        let ((), now) = tokio::try_join!(biased; begin, self.clock())?;
         self.now = now;
         Ok(match query {
             Query::Queues => View::Queues(self.queue_views().await?),

@@ -40,10 +40,12 @@ pub(super) async fn is_current(db: &Client, schema: &str) -> Done<bool> {
 }
 
 async fn version(db: &Client, schema: &str) -> Done<i32> {
+    // Of the catalog's tables, which are read anew: a name that was not found is remembered as such.
     let rows = db
         .query_typed(
-            "SELECT to_regclass($1) IS NOT NULL",
-            args![format!("\"{schema}\".meta") => TEXT],
+            "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n \
+             ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = 'meta')",
+            args![schema => TEXT],
         )
         .await?;
     let there: bool = rows.first().map_or(Ok(false), |row| row.try_get(0))?;

@@ -28,7 +28,7 @@ use deadpool_postgres::{
 use tokio_postgres::{Client, Config, NoTls};
 
 use self::fault::{Done, Fault, explain};
-use self::listen::Listener;
+use self::listen::{Ear, Listener};
 use self::sql::Statements;
 use self::tx::{Bell, Tx};
 use super::wake::Wakers;
@@ -173,13 +173,11 @@ struct Shared {
 struct Base {
     sql: Statements,
     namespace: String,
-    channel: String,
+    ear: Ear,
     begin: String,
     clock: Option<Arc<dyn Clock>>,
     /// The highest token that this process was given, of any queue.
     seen: Arc<AtomicU64>,
-    /// Marks the bells of this process.
-    from: u64,
 }
 
 impl Base {
@@ -188,7 +186,7 @@ impl Base {
     }
 
     fn bell(&self, queue: &QueueName, suspect: bool, jobs: usize) -> String {
-        listen::bell(self.from, &self.namespace, queue, suspect, jobs)
+        listen::bell(&self.ear, queue, suspect, jobs)
     }
 }
 
@@ -267,7 +265,11 @@ impl PostgresStore {
         let base = Base {
             sql: Statements::new(&options.schema),
             namespace: options.namespace.as_str().to_owned(),
-            channel: format!("leasehold_{}", options.schema),
+            ear: Ear {
+                channel: format!("leasehold_{}", options.schema),
+                namespace: options.namespace.as_str().to_owned(),
+                from,
+            },
             // A transaction that others wait for ends soon, whatever happens to this process.
             begin: format!(
                 "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {patience}; \
@@ -276,7 +278,6 @@ impl PostgresStore {
             ),
             clock: options.clock.clone(),
             seen,
-            from,
         };
         let shared = Shared {
             config,
@@ -315,14 +316,25 @@ impl PostgresStore {
         }
     }
 
-    async fn look(&self, queues: &[QueueName], suspects: bool) -> Done<(bool, Option<i64>)> {
-        let open = self.connection().await?;
-        let found = {
-            let tx = Tx::new(open.client()?, &self.shared.base, false);
-            tx.look(queues, suspects).await?
+    /// Looks for work in a task of its own: a sleeper that nobody polls must not keep a connection.
+    async fn look(&self, queues: &[QueueName], suspects: bool) -> Result<(bool, Option<i64>)> {
+        let (store, queues) = (self.clone(), queues.to_vec());
+        let look = async move {
+            let open = store.connection().await?;
+            let found = {
+                let tx = Tx::new(open.client()?, &store.shared.base, false);
+                tx.look(&queues, suspects).await?
+            };
+            open.done();
+            Ok::<_, Fault>(found)
         };
-        open.done();
-        Ok(found)
+        let looked = tokio::spawn(look).await.unwrap_or_else(|error| {
+            let why = "the look for work did not end";
+            Err(Fault::Broken(
+                Error::new(ErrorKind::Unexpected, why).caused_by(error),
+            ))
+        });
+        looked.map_err(|fault| at(Verb::Wait, fault.into_error()))
     }
 }
 
@@ -440,7 +452,7 @@ impl Store for PostgresStore {
             shared.options.clone().connections(DEDICATED),
             Arc::clone(&shared.wakers),
             Arc::clone(&shared.listener),
-            shared.base.from,
+            shared.base.ear.from,
             Arc::clone(&shared.base.seen),
         );
         let store = store.map_err(|fault| at(Verb::Open, fault.into_error()))?;
@@ -501,17 +513,14 @@ impl Store for PostgresStore {
         let shared = &self.shared;
         // The bell is hung up before the look, so that no job slips in between.
         let mut bell = shared.wakers.sleep(queues, suspects);
-        let (config, base) = (&shared.config, &shared.base);
+        let mut came_up = shared.listener.subscribe();
         shared
             .listener
-            .start(config, &base.channel, base.from, &shared.wakers);
+            .start(&shared.config, &shared.base.ear, &shared.wakers);
         let until = monotonic() + limit;
         let mut first_due = None;
         loop {
-            let (work, due) = self
-                .look(queues, suspects)
-                .await
-                .map_err(|fault| at(Verb::Wait, fault.into_error()))?;
+            let (work, due) = self.look(queues, suspects).await?;
             let known = *first_due.get_or_insert(due);
             let earlier = due.is_some_and(|due| known.is_none_or(|known| due < known));
             if work || earlier || monotonic() >= until {
@@ -520,6 +529,7 @@ impl Store for PostgresStore {
             let next = until.min(monotonic() + LOOK_EVERY);
             tokio::select! {
                 _ = &mut bell => return Ok(()),
+                _ = came_up.changed() => {}
                 () = tokio::time::sleep_until(next) => {}
             }
         }

@@ -128,7 +128,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             if keys.is_empty() {
                 return Ok(heads);
             }
-            let (_, rows) = tokio::try_join!(
+            let (_, rows) = tokio::try_join!(biased;
                 async {
                     let args = args![queues => INT4_ARRAY, keys => BYTEA_ARRAY, ids => UUID_ARRAY];
                     self.run("exclusive_join", args).await
@@ -295,7 +295,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         let over = left.iter().filter(|(_, next)| next.is_none());
         let (over, over_keys): (Vec<i32>, Vec<Vec<u8>>) =
             over.map(|((queue, key), _)| (*queue, key.clone())).unzip();
-        tokio::try_join!(
+        tokio::try_join!(biased;
             async {
                 let args = args![passed => INT4_ARRAY, passed_keys => BYTEA_ARRAY,
                                  next_heads => UUID_ARRAY];
@@ -378,12 +378,12 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
                 }
             }
         }
-        tokio::try_join!(
+        tokio::try_join!(biased;
             async {
                 if bells.is_empty() {
                     return Ok(());
                 }
-                let args = args![self.base.channel => TEXT, bells => TEXT_ARRAY, of => INT4_ARRAY,
+                let args = args![self.base.ear.channel => TEXT, bells => TEXT_ARRAY, of => INT4_ARRAY,
                                  due => INT8_ARRAY];
                 self.run("ring_if_first", args).await
             },
@@ -414,7 +414,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
     /// Finds a job by its id.
     pub(super) async fn find(&mut self, id: JobId) -> Done<Option<Place>> {
         let key = uuid(id);
-        let (ready, aside, grants) = tokio::try_join!(
+        let (ready, aside, grants) = tokio::try_join!(biased;
             async {
                 let args = args![self.base.namespace => TEXT, key => UUID];
                 self.rows("ready_by_id", args).await

@@ -10,7 +10,7 @@ use crate::store::PruneRequest;
 
 impl<C: GenericClient + Sync> Tx<'_, C> {
     pub(super) async fn prune(&mut self, request: &PruneRequest) -> Done<u64> {
-        let ((), recalled, queues, now) = tokio::try_join!(
+        let ((), recalled, queues, now) = tokio::try_join!(biased;
             self.begin(),
             self.recall(request.request),
             async {
@@ -29,7 +29,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         for row in queues {
             let id: i32 = row.try_get(0)?;
             let left = (request.max - pruned) as i64;
-            let ((), (), gone) = tokio::try_join!(
+            let ((), (), gone) = tokio::try_join!(biased;
                 async { self.run("fold", args![id => INT4]).await },
                 async {
                     let args = args![id => INT4, before => INT8];

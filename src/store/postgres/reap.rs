@@ -17,7 +17,7 @@ type Front = Vec<(FencingToken, JobRecord)>;
 
 impl<C: GenericClient + Sync> Tx<'_, C> {
     pub(super) async fn reap(&mut self, request: &ReapRequest) -> Done<Vec<Expiry>> {
-        let ((), recalled, queues, now) = tokio::try_join!(
+        let ((), recalled, queues, now) = tokio::try_join!(biased;
             self.begin(),
             self.recall(request.request),
             async {

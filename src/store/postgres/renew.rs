@@ -17,7 +17,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         wanted.sort_unstable();
         wanted.dedup();
         let names: Vec<&str> = wanted.iter().map(|(queue, _)| queue.as_str()).collect();
-        let ((), queues, grants, now) = tokio::try_join!(
+        let ((), queues, grants, now) = tokio::try_join!(biased;
             self.begin(),
             self.named(&names),
             self.lock_grants(&wanted),

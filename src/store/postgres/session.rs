@@ -26,12 +26,13 @@ fn uuid(session: SessionId) -> Uuid {
 
 impl<C: GenericClient + Sync> Tx<'_, C> {
     pub(super) async fn open_session(&mut self) -> Done<SessionId> {
-        let ((), now) = tokio::try_join!(self.begin(), self.clock())?;
+        let ((), now) = tokio::try_join!(biased; self.begin(), self.clock())?;
         let id = SessionId::generate();
-        tokio::try_join!(
+        tokio::try_join!(biased;
             async {
                 let idle = time(now.before(SESSION_IDLE));
-                self.run("session_forget", args![idle => INT8]).await
+                let args = args![idle => INT8, self.base.namespace => TEXT];
+                self.run("session_forget", args).await
             },
             async {
                 let args = args![uuid(id) => UUID, self.base.namespace => TEXT, time(now) => INT8];

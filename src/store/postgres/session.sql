@@ -10,7 +10,7 @@ INSERT INTO leasehold.sessions (id, namespace, used) VALUES ($1, $2, $3);
 
 -- name: session_forget
 WITH idle AS (
-    DELETE FROM leasehold.sessions s WHERE used < $1
+    DELETE FROM leasehold.sessions s WHERE used < $1 AND namespace = $2
       AND NOT EXISTS (SELECT FROM leasehold.lanes l WHERE l.session = s.id AND l.used >= $1)
     RETURNING id
 )

@@ -22,7 +22,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
     pub(super) async fn settle(&mut self, request: &SettleRequest) -> Done<Vec<Verdict>> {
         let wanted = wanted(&request.settlements);
         let names: Vec<&str> = wanted.iter().map(|(queue, _)| queue.as_str()).collect();
-        let ((), recalled, queues, grants, now) = tokio::try_join!(
+        let ((), recalled, queues, grants, now) = tokio::try_join!(biased;
             self.begin(),
             self.recall(request.request),
             self.named(&names),

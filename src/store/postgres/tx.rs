@@ -223,7 +223,7 @@ impl<'c, C: GenericClient + Sync> Tx<'c, C> {
     /// Writes where jobs went: what follows looks for them.
     pub(super) async fn flush(&mut self) -> Done<()> {
         self.pass_keys().await?;
-        tokio::try_join!(self.save_freed(), self.save_asides(), self.save_puts())?;
+        tokio::try_join!(biased; self.save_freed(), self.save_asides(), self.save_puts())?;
         self.freed.clear();
         self.asides.clear();
         self.puts.clear();
@@ -234,7 +234,7 @@ impl<'c, C: GenericClient + Sync> Tx<'c, C> {
     pub(super) async fn commit(&mut self) -> Done<Vec<Bell>> {
         self.pass_keys().await?;
         self.compact().await?;
-        tokio::try_join!(
+        tokio::try_join!(biased;
             self.save_freed(),
             self.save_asides(),
             self.save_puts(),
@@ -303,7 +303,7 @@ impl<'c, C: GenericClient + Sync> Tx<'c, C> {
         let bells: Vec<String> = bells.into_iter().collect();
         self.run(
             "ring",
-            args![self.base.channel => TEXT, bells => TEXT_ARRAY],
+            args![self.base.ear.channel => TEXT, bells => TEXT_ARRAY],
         )
         .await
     }

@@ -55,7 +55,7 @@ impl PostgresStore {
         let done = async {
             save(tx).await?;
             let names = super::enqueue::names(&jobs);
-            let (queues, now) = tokio::try_join!(step.named(&names), step.clock())?;
+            let (queues, now) = tokio::try_join!(biased; step.named(&names), step.clock())?;
             step.now = now;
             step.keep(&queues)?;
             let answers = step.enqueue_all(&jobs).await?;
@@ -125,7 +125,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
     ) -> Done<()> {
         let names: Vec<&str> = wanted.iter().map(|(queue, _)| queue.as_str()).collect();
         let (queues, grants, now) =
-            tokio::try_join!(self.named(&names), self.lock_grants(wanted), self.clock())?;
+            tokio::try_join!(biased; self.named(&names), self.lock_grants(wanted), self.clock())?;
         self.now = now;
         self.keep(&queues)?;
         self.hold(&grants).await?;

@@ -8,6 +8,7 @@
 //! | `demo`, `demo_stage`, `demo_view`, `demo_worker` | `leasehold demo` |
 //! | `bench`, `bench_run`, `bench_raw` | `leasehold bench` |
 //! | `enqueue` | `leasehold enqueue` |
+//! | `migrate` | `leasehold migrate` |
 //! | `stats` | `leasehold stats` |
 //! | `out`, `scratch` | how things are printed; a directory for what must not stay |
 
@@ -32,6 +33,8 @@ mod demo_view;
 #[cfg(unix)]
 mod demo_worker;
 mod enqueue;
+#[cfg(feature = "postgres")]
+mod migrate;
 mod out;
 mod scratch;
 mod stats;
@@ -84,6 +87,9 @@ enum Command {
     Bench(bench::Args),
     /// Store a job
     Enqueue(enqueue::Args),
+    /// Bring the tables of a PostgreSQL store up to date
+    #[cfg(feature = "postgres")]
+    Migrate(migrate::Args),
     /// Show the queues: jobs by state, the ledger, the oldest ready job
     Stats(stats::Args),
     #[cfg(unix)]
@@ -171,6 +177,8 @@ fn start(cli: &Cli) -> Done {
             Command::DemoWorker(args) => demo_worker::run(args, cli.url()?).await,
             Command::Bench(args) => bench::run(args, cli, json).await,
             Command::Enqueue(args) => enqueue::run(args, cli.url()?, json).await,
+            #[cfg(feature = "postgres")]
+            Command::Migrate(args) => migrate::run(args, &cli).await,
             Command::Stats(args) => stats::run(args, cli.url()?, json).await,
         }
     });

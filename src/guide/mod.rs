@@ -7,6 +7,7 @@
 //! | [`leases`] | how long a lease lasts, who ends it, what a lost one means |
 //! | [`keys`] | how to have one job only, or one at a time |
 //! | [`stores`] | what each store guarantees, and how to write another |
+//! | [`postgres`] | how to keep the queue beside the data, in one transaction |
 //! | [`errors`] | answers, trouble and wishes: three kinds of "no" |
 //! | [`operations`] | what to watch, how to choose terms, how to deploy |
 //! | [`glossary`] | what each word means |
@@ -27,6 +28,9 @@ pub mod keys {}
 
 #[doc = include_str!("stores.md")]
 pub mod stores {}
+
+#[cfg_attr(feature = "postgres", doc = include_str!("postgres.md"))]
+pub mod postgres {}
 
 #[doc = include_str!("errors.md")]
 pub mod errors {}

@@ -12,6 +12,9 @@
 
 mod broken;
 mod program;
+#[cfg(feature = "postgres")]
+#[path = "../postgres/server.rs"]
+mod server;
 mod world;
 
 use std::any::Any;
@@ -208,6 +211,22 @@ fn sqlite_agrees_with_memory() {
         })
     });
     assert_agrees(&make, quick_or(5_000, 256));
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+#[ignore = "needs postgresql: ./tests/run"]
+fn postgres_agrees_with_memory() {
+    let make: Box<Make> = Box::new(|clock| {
+        Box::pin(async move {
+            let store = server::shared().store(clock).await;
+            (
+                Arc::new(store) as Arc<dyn Store>,
+                Box::new(()) as Box<dyn Any>,
+            )
+        })
+    });
+    assert_agrees(&make, quick_or(1_000, 12));
 }
 
 #[test]

@@ -131,6 +131,78 @@ impl Server {
         }
     }
 
+    /// Somebody else's server, known by its URL.
+    pub(crate) fn elsewhere(url: &str) -> Self {
+        let config: Config = url.parse().expect("a good URL");
+        Self {
+            dir: PathBuf::new(),
+            bin: PathBuf::new(),
+            port: config.get_ports()[0],
+            settings: Vec::new(),
+            child: None,
+            watch: None,
+        }
+    }
+
+    /// Stops, copies all data, and goes on.
+    pub(crate) fn back_up(&mut self) {
+        self.stop();
+        self.copy("data", "backup");
+        self.launch();
+    }
+
+    /// Loses its data, and goes on from the copy.
+    pub(crate) fn restore(&mut self) {
+        self.kill();
+        self.copy("backup", "data");
+        self.launch();
+    }
+
+    fn copy(&self, from: &str, to: &str) {
+        let (from, to) = (self.dir.join(from), self.dir.join(to));
+        let _ = std::fs::remove_dir_all(&to);
+        run(command(Path::new("cp")).arg("-a").args([from, to]));
+    }
+
+    /// A standby that follows this server.
+    pub(crate) fn standby(&self) -> Self {
+        let mut standby = Self::empty(&["fsync=off"]);
+        let port = self.port.to_string();
+        run(command(&self.bin.join("pg_basebackup"))
+            .args(["-h", "127.0.0.1", "-p", &port, "-U", "postgres"])
+            .args(["-R", "-X", "stream", "-c", "fast", "--no-sync", "-D"])
+            .arg(standby.data()));
+        standby.launch();
+        standby
+    }
+
+    /// The standby hears no more of its primary.
+    pub(crate) async fn cut_off(&self) {
+        let db = self.client().await;
+        db.batch_execute("ALTER SYSTEM SET primary_conninfo = ''")
+            .await
+            .expect("to cut it off");
+        db.batch_execute("SELECT pg_reload_conf()")
+            .await
+            .expect("to cut it off");
+        let receives = "SELECT count(*) FROM pg_stat_wal_receiver";
+        while db
+            .query_one(receives, &[])
+            .await
+            .expect("a count")
+            .get::<_, i64>(0)
+            > 0
+        {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub(crate) async fn promote(&self) {
+        let db = self.client().await;
+        let done = db.query_one("SELECT pg_promote(true, 60)", &[]).await;
+        assert!(done.expect("to promote it").get::<_, bool>(0));
+    }
+
     fn data(&self) -> PathBuf {
         self.dir.join("data")
     }
@@ -192,12 +264,16 @@ impl Server {
 
     /// Stops it in order, and starts it again.
     pub(crate) fn restart(&mut self) {
+        self.stop();
+        self.launch();
+    }
+
+    fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
             let pid = Pid::from_raw(child.id().cast_signed()).expect("a process");
             kill_process(pid, Signal::INT).expect("to stop the server");
             child.wait().expect("its end");
         }
-        self.launch();
     }
 
     pub(crate) fn url(&self) -> String {

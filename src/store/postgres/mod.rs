@@ -293,8 +293,12 @@ impl PostgresStore {
     }
 
     /// The statements that make the tables in a schema, for those who run their migrations by hand.
-    pub fn migrations(schema: &str) -> String {
-        migrate::text(schema)
+    ///
+    /// # Errors
+    /// As [`PostgresOptions::schema`].
+    pub fn migrations(schema: &str) -> Result<String> {
+        let options = PostgresOptions::new().schema(schema)?;
+        Ok(migrate::text(&options.schema))
     }
 
     async fn connection(&self) -> Done<Open> {

@@ -178,7 +178,7 @@ fn start(cli: &Cli) -> Done {
             Command::Bench(args) => bench::run(args, cli, json).await,
             Command::Enqueue(args) => enqueue::run(args, cli.url()?, json).await,
             #[cfg(feature = "postgres")]
-            Command::Migrate(args) => migrate::run(args, &cli).await,
+            Command::Migrate(args) => migrate::run(args, cli).await,
             Command::Stats(args) => stats::run(args, cli.url()?, json).await,
         }
     });

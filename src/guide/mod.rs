@@ -30,6 +30,7 @@ pub mod keys {}
 pub mod stores {}
 
 #[cfg_attr(feature = "postgres", doc = include_str!("postgres.md"))]
+#[cfg_attr(not(feature = "postgres"), doc = "Needs the feature `postgres`.")]
 pub mod postgres {}
 
 #[doc = include_str!("errors.md")]

@@ -18,6 +18,10 @@ pub(crate) const HEAD: usize = 24;
 
 /// One live grant.
 pub(crate) struct Held {
+    #[cfg_attr(
+        not(feature = "sqlite"),
+        expect(dead_code, reason = "the other store has it in the grant's key")
+    )]
     pub(crate) queue: usize,
     pub(crate) nonce: Nonce,
     pub(crate) owner: Arc<str>,

@@ -66,8 +66,8 @@ impl Wakers {
 
     /// Whether anybody sleeps.
     #[cfg_attr(
-        not(any(feature = "sqlite", feature = "postgres")),
-        expect(dead_code, reason = "memory needs it not")
+        not(feature = "sqlite"),
+        expect(dead_code, reason = "only the poll of a file asks")
     )]
     pub(crate) fn is_empty(&self) -> bool {
         let sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);

@@ -19,7 +19,7 @@ async fn many_processes_may_start_at_once() {
         .map(|_| {
             tokio::spawn(PostgresStore::with(
                 server.config(),
-                server.options().connections(1),
+                Server::options().connections(1),
             ))
         })
         .collect();
@@ -32,7 +32,7 @@ async fn many_processes_may_start_at_once() {
 #[ignore = "needs postgresql: ./tests/run"]
 async fn a_call_goes_on_over_a_restart() {
     let mut server = Server::start(&["fsync=off"]);
-    let store = PostgresStore::with(server.config(), server.options())
+    let store = PostgresStore::with(server.config(), Server::options())
         .await
         .unwrap();
     let mut caller = Caller::new(store).await;
@@ -48,7 +48,7 @@ async fn a_call_goes_on_over_a_restart() {
 #[ignore = "needs postgresql: ./tests/run"]
 async fn a_repeat_after_a_killed_connection_counts_once() {
     let server = Server::start(&["fsync=off"]);
-    let options = server.options().connections(1);
+    let options = Server::options().connections(1);
     let store = PostgresStore::with(server.config(), options).await.unwrap();
     let mut caller = Caller::new(store).await;
     let db = server.client().await;
@@ -80,7 +80,7 @@ async fn a_repeat_after_a_killed_connection_counts_once() {
 #[ignore = "needs postgresql: ./tests/run"]
 async fn a_frozen_clients_transaction_stops_nobody_else() {
     let server = shared();
-    let options = server.options().patience(Duration::from_millis(300));
+    let options = Server::options().patience(Duration::from_millis(300));
     let store = PostgresStore::with(server.config(), options).await.unwrap();
     let mut caller = Caller::new(store).await;
     caller.enqueue(2).await;
@@ -127,7 +127,7 @@ async fn errors_say_what_they_are() {
         .replace("/postgres", "/nowhere")
         .parse()
         .unwrap();
-    let error = PostgresStore::with(wrong, server.options())
+    let error = PostgresStore::with(wrong, Server::options())
         .await
         .unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
@@ -145,7 +145,7 @@ async fn errors_say_what_they_are() {
 #[ignore = "needs postgresql: ./tests/run"]
 async fn a_standby_is_worth_waiting_for() {
     let primary = Server::start(&["fsync=off", "wal_level=replica"]);
-    let options = primary.options();
+    let options = Server::options();
     let store = PostgresStore::with(primary.config(), options.clone())
         .await
         .unwrap();
@@ -164,7 +164,7 @@ async fn a_standby_is_worth_waiting_for() {
 #[ignore = "needs postgresql: ./tests/run"]
 async fn another_process_is_woken() {
     let server = shared();
-    let options = server.options();
+    let options = Server::options();
     let here = PostgresStore::with(server.config(), options.clone())
         .await
         .unwrap();

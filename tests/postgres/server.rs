@@ -2,6 +2,7 @@
 //! frozen and restarted at will, and gone with the test, however that ends.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(clippy::disallowed_methods, reason = "it waits on the real time")]
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -296,14 +297,14 @@ impl Server {
 
     /// A store in a namespace that nobody else has, on a clock of the test's.
     pub(crate) async fn store(&self, clock: impl Clock) -> PostgresStore {
-        let options = self.options().connections(4).clock(clock);
+        let options = Self::options().connections(4).clock(clock);
         PostgresStore::with(self.config(), options)
             .await
             .expect("a store")
     }
 
     /// Options with a namespace that nobody else has.
-    pub(crate) fn options(&self) -> PostgresOptions {
+    pub(crate) fn options() -> PostgresOptions {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let name = format!("case-{}", NEXT.fetch_add(1, Ordering::Relaxed));
         PostgresOptions::new().namespace(Namespace::new(name).expect("a good name"))

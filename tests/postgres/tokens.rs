@@ -64,7 +64,7 @@ impl Line {
 #[ignore = "needs postgresql: ./tests/run"]
 async fn over_an_old_backup() {
     let mut server = Server::start(&["fsync=off"]);
-    let options = server.options();
+    let options = Server::options();
     let store = PostgresStore::with(server.config(), options.clone())
         .await
         .unwrap();
@@ -84,7 +84,7 @@ async fn over_an_old_backup() {
 #[ignore = "needs postgresql: ./tests/run"]
 async fn over_a_backup_from_before_the_queue() {
     let mut server = Server::start(&["fsync=off"]);
-    let options = server.options();
+    let options = Server::options();
     let db = server.client().await;
     db.batch_execute("CREATE SEQUENCE plain").await.unwrap();
     server.back_up();
@@ -101,7 +101,7 @@ async fn over_a_backup_from_before_the_queue() {
 #[ignore = "needs postgresql: ./tests/run"]
 async fn over_the_promotion_of_a_lagging_standby() {
     let mut primary = Server::start(&["fsync=off", "wal_level=replica"]);
-    let options = primary.options();
+    let options = Server::options();
     let store = PostgresStore::with(primary.config(), options.clone())
         .await
         .unwrap();

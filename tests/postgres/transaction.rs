@@ -165,7 +165,7 @@ async fn every_effect_once_when_the_server_is_killed() {
     db.batch_execute("CREATE TABLE effects (job text)")
         .await
         .unwrap();
-    let store = PostgresStore::with(server.config(), server.options())
+    let store = PostgresStore::with(server.config(), Server::options())
         .await
         .unwrap();
     let mut caller = Caller::new(store).await;

@@ -63,19 +63,17 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         self.keep(&rider_queues)?;
         let mut settled = Vec::new();
         if let Some(settle) = &request.settle {
-            settled = match self.recalled(settle.request, Verb::Settle, &rider_first)? {
-                Some(first) => {
-                    let first = first.into_iter().map(read_verdict);
-                    first.collect::<Result<Vec<Verdict>, _>>()?
-                }
-                None => {
-                    self.hold(&grants).await?;
-                    let verdicts = self.settle_all(riders).await?;
-                    let answer = verdicts.iter().map(|verdict| written_verdict(*verdict));
-                    self.remember(settle.request, Verb::Settle, answer.collect());
-                    self.flush().await?;
-                    verdicts
-                }
+            let first = self.recalled(settle.request, Verb::Settle, &rider_first)?;
+            settled = if let Some(first) = first {
+                let first = first.into_iter().map(read_verdict);
+                first.collect::<Result<Vec<Verdict>, _>>()?
+            } else {
+                self.hold(&grants).await?;
+                let verdicts = self.settle_all(riders).await?;
+                let answer = verdicts.iter().map(|verdict| written_verdict(*verdict));
+                self.remember(settle.request, Verb::Settle, answer.collect());
+                self.flush().await?;
+                verdicts
             };
         }
         let mut claimed = match self.recalled(request.request, Verb::Claim, &first)? {

@@ -96,12 +96,12 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         }
         for row in &leased {
             let heads: &[u8] = row.try_get(0)?;
-            let leases: i32 = row.try_get(1)?;
+            let places: i32 = row.try_get(1)?;
             let ended: &[u8] = row.try_get(2)?;
             for head in heads.chunks_exact(HEAD) {
                 let at = crate::store::held::place_in(head);
                 let live = ended.get(at / 8).is_some_and(|b| b & (1 << (at % 8)) == 0);
-                if let Some(id) = head.first_chunk().filter(|_| live && at < leases as usize) {
+                if let Some(id) = head.first_chunk().filter(|_| live && at < places as usize) {
                     taken.insert(JobId::from_bytes(*id));
                 }
             }

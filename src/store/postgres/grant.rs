@@ -1,6 +1,7 @@
 //! Grants as they are read and written: see [`held`](crate::store::held).
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -58,14 +59,13 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
                 continue;
             };
             let key = (queue, FencingToken::new(id as u64));
-            if !self.grants.contains_key(&key) {
-                let held = read(row, queue)?;
+            if let Entry::Vacant(place) = self.grants.entry(key) {
+                let held = place.insert(read(row, queue)?);
                 if held.noted {
                     queues.push(of);
                     ids.push(id);
                     leases.push(held.leases as i32);
                 }
-                self.grants.insert(key, held);
             }
             keys.push(key);
         }

@@ -73,19 +73,16 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             None => (0, -1),
             Some(cursor) => pair(cursor)?,
         };
-        let queues: Vec<i32> = match &filter.queue {
-            Some(name) => {
-                let found = self.named(&[name.as_str()]).await?;
-                self.keep(&found)?;
-                let queue = self.known(name).map(|queue| self.queues[queue].id);
-                queue.into_iter().collect()
-            }
-            None => {
-                let args = args![self.base.namespace => TEXT];
-                let found = self.rows("queue_ids", args).await?;
-                let ids = found.iter().map(|row| Ok(row.try_get(0)?));
-                ids.collect::<Done<_>>()?
-            }
+        let queues: Vec<i32> = if let Some(name) = &filter.queue {
+            let found = self.named(&[name.as_str()]).await?;
+            self.keep(&found)?;
+            let queue = self.known(name).map(|queue| self.queues[queue].id);
+            queue.into_iter().collect()
+        } else {
+            let args = args![self.base.namespace => TEXT];
+            let found = self.rows("queue_ids", args).await?;
+            let ids = found.iter().map(|row| Ok(row.try_get(0)?));
+            ids.collect::<Done<_>>()?
         };
         // One more than the page and its end: of the grant in which the last page ended, all may be
         // over.

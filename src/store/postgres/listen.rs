@@ -78,10 +78,11 @@ async fn serve(config: &Config, ear: &Ear, wakers: &Weak<Wakers>, came_up: &watc
         let before = *came_up.borrow();
         // Why it ended is of no use: the server's log says so, and sleepers look by themselves.
         let _ = listen(config, ear, wakers, came_up).await;
-        nap = if *came_up.borrow() != before {
-            FIRST_NAP
-        } else {
+        let failed = *came_up.borrow() == before;
+        nap = if failed {
             (nap * 2).min(LAST_NAP)
+        } else {
+            FIRST_NAP
         };
         tokio::time::sleep(nap.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
     }

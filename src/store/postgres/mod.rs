@@ -568,9 +568,10 @@ fn parsed(url: &str) -> Result<(Config, PostgresOptions)> {
             _ => theirs.push(pair),
         }
     }
-    let rest = match theirs.is_empty() {
-        true => address.to_owned(),
-        false => format!("{address}?{}", theirs.join("&")),
+    let rest = if theirs.is_empty() {
+        address.to_owned()
+    } else {
+        format!("{address}?{}", theirs.join("&"))
     };
     let config = rest.parse::<Config>().map_err(|_| {
         let allowed = "postgres://USER:PASSWORD@HOST:PORT/DATABASE?SETTING=VALUE";

@@ -128,7 +128,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             if keys.is_empty() {
                 return Ok(heads);
             }
-            let (_, rows) = tokio::try_join!(biased;
+            let ((), rows) = tokio::try_join!(biased;
                 async {
                     let args = args![queues => INT4_ARRAY, keys => BYTEA_ARRAY, ids => UUID_ARRAY];
                     self.run("exclusive_join", args).await
@@ -368,13 +368,12 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             keeps.push(aside.keep_until);
             records.push(&aside.record[..]);
             if let Some(bell) = &aside.bell {
-                match of.iter().position(|queue| *queue == aside.queue) {
-                    Some(at) => due[at] = aside.at.min(due[at]),
-                    None => {
-                        bells.push(bell.as_str());
-                        of.push(aside.queue);
-                        due.push(aside.at);
-                    }
+                if let Some(at) = of.iter().position(|queue| *queue == aside.queue) {
+                    due[at] = aside.at.min(due[at]);
+                } else {
+                    bells.push(bell.as_str());
+                    of.push(aside.queue);
+                    due.push(aside.at);
                 }
             }
         }

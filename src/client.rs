@@ -44,7 +44,7 @@ pub struct Client {
 
 impl Client {
     /// Opens the store that a URL names: `memory:`, `sqlite://jobs.db` (relative),
-    /// `sqlite:///var/lib/app/jobs.db` (absolute). `?namespace=NAME` picks an application's share
+    /// `sqlite:///var/lib/app/jobs.db` (absolute), `postgres://user:password@host/database`. `?namespace=NAME` picks an application's share
     /// of it, `&synchronous=normal` trades the last moments before a power cut for speed. Each
     /// `memory:` is a store of its own; clones of the client share it. `redis://`, `rediss://`,
     /// `redis+cluster://` and `redis+sentinel://` take `namespace`, `partitions=N` and `index=true`.
@@ -237,6 +237,11 @@ impl fmt::Debug for Client {
 /// Opens the store that a URL names.
 pub(crate) async fn open_store(url: &str) -> Result<Arc<dyn Store>> {
     let (address, query) = url.split_once('?').unwrap_or((url, ""));
+    #[cfg(feature = "postgres")]
+    if address.starts_with("postgres:") || address.starts_with("postgresql:") {
+        // It has settings of its own: those of the server.
+        return Ok(Arc::new(crate::store::PostgresStore::open(url).await?));
+    }
     match address.split_once(':') {
         Some(("memory", _)) => {
             Settings::parse(query)?;
@@ -254,7 +259,7 @@ pub(crate) async fn open_store(url: &str) -> Result<Arc<dyn Store>> {
                 None => "no scheme".into(),
             };
             let known = "memory:, sqlite://PATH, redis://HOST, rediss://HOST, redis+cluster://HOST, \
-                         redis+sentinel://HOST";
+                         redis+sentinel://HOST, postgres://HOST/DATABASE";
             Err(Error::invalid("url", found, known).during(Verb::Open))
         }
     }

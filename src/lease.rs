@@ -115,7 +115,7 @@ impl Issuer {
 
 /// The refusal of a claim for which no token fits.
 #[cfg_attr(
-    not(any(feature = "sqlite", feature = "redis")),
+    not(any(feature = "sqlite", feature = "redis", feature = "postgres")),
     expect(dead_code, reason = "memory needs it not")
 )]
 pub(crate) fn tokens_ahead() -> Error {

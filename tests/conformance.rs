@@ -1,4 +1,8 @@
-//! Every case of the conformance suite on every store that runs in this process.
+//! Every case of the conformance suite on every store.
+
+#[cfg(feature = "postgres")]
+#[path = "postgres/server.rs"]
+mod server;
 
 use leasehold::clock::ManualClock;
 use leasehold::store::MemoryStore;
@@ -28,3 +32,18 @@ async fn sqlite() -> ManualFixture {
 
 #[cfg(feature = "sqlite")]
 leasehold::conformance!(sqlite, sqlite);
+
+/// A fresh namespace for each case, on one server for all of them.
+#[cfg(feature = "postgres")]
+async fn postgres() -> ManualFixture {
+    let clock = ManualClock::default();
+    let store = server::shared().store(clock.clone()).await;
+    ManualFixture::new(store, clock)
+}
+
+#[cfg(feature = "postgres")]
+leasehold::conformance!(
+    postgres,
+    postgres,
+    ignore = "needs postgresql: ./tests/run"
+);

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `demo`, `demo_stage`, `demo_view`, `demo_worker` | `leasehold demo` |
 //! | `bench`, `bench_run`, `bench_raw` | `leasehold bench` |
-//! | `enqueue`, `stats`, `queues`, `leases`, `dead`, `workers`, `audit`, `doctor`, `serve` | the command of that name |
+//! | `enqueue`, `stats`, `queues`, `leases`, `dead`, `workers`, `audit`, `doctor`, `serve`, `migrate` | the command of that name |
 //! | `jobs`, `job_view` | `leasehold jobs` |
 //! | `top`, `top_view` | `leasehold top` |
 //! | `shell` | `leasehold completions`, `leasehold man` |
@@ -42,6 +42,7 @@ mod job_view;
 mod jobs;
 mod leases;
 mod list;
+mod migrate;
 mod out;
 mod queues;
 mod scratch;
@@ -95,6 +96,8 @@ enum Command {
     Enqueue(enqueue::Args),
     /// Serve the dashboard and /metrics of a store
     Serve(serve::Args),
+    /// Bring the tables of a PostgreSQL store up to date
+    Migrate(migrate::Args),
     /// Show the queues: jobs by state, the ledger, the oldest ready job
     Stats(stats::Args),
     /// List, pause, resume and purge queues
@@ -187,6 +190,7 @@ fn start(cli: &Cli) -> Done {
                 Some(url) => serve::run(args, url).await,
                 None => serve::run(args, cli.url()?).await,
             },
+            Command::Migrate(args) => migrate::run(args, cli).await,
         }
     });
     // Nothing that is still under way may keep the command from ending.

@@ -9,6 +9,7 @@
 //! | [`keys`] | how to have one job only, or one at a time |
 //! | [`stores`] | what each store guarantees, and how to write another |
 //! | [`redis`] | what Redis can lose with which settings, what to allow its user, how to size it |
+//! | [`postgres`] | how to keep the queue beside the data, in one transaction |
 //! | [`guarantees`] | what is promised, on what it rests, and which test holds it |
 //! | [`security`] | what an attacker meets |
 //! | [`errors`] | answers, trouble and wishes: three kinds of "no" |
@@ -38,6 +39,10 @@ pub mod stores {}
 #[cfg(feature = "redis")]
 #[doc = include_str!("redis.md")]
 pub mod redis {}
+
+#[cfg_attr(feature = "postgres", doc = include_str!("postgres.md"))]
+#[cfg_attr(not(feature = "postgres"), doc = "Needs the feature `postgres`.")]
+pub mod postgres {}
 
 #[doc = include_str!("errors.md")]
 pub mod errors {}

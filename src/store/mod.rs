@@ -8,7 +8,8 @@
 //! |---|---|
 //! | tests, and as the model | [`MemoryStore`] |
 //! | one machine, several processes, one file | `SqliteStore` (feature `sqlite`) |
-//! | many machines | `RedisStore` (feature `redis`) |
+//! | many machines, highest rate | `RedisStore` (feature `redis`) |
+//! | many machines, transactions with the user's data | `PostgresStore` (feature `postgres`) |
 
 use std::any::Any;
 use std::sync::Arc;
@@ -21,13 +22,21 @@ use crate::inspect::{Query, View};
 use crate::job::{Namespace, QueueName};
 use crate::lease::Verdict;
 
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) mod answer;
 mod call;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 #[cfg(feature = "cli")]
 pub(crate) mod health;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) mod held;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) mod line;
 pub(crate) mod memory;
-#[cfg(any(feature = "sqlite", feature = "redis"))]
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
+#[cfg(any(feature = "sqlite", feature = "redis", feature = "postgres"))]
 pub(crate) mod record;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
@@ -43,6 +52,8 @@ pub use call::{
     Settlement,
 };
 pub use memory::MemoryStore;
+#[cfg(feature = "postgres")]
+pub use postgres::{PostgresOptions, PostgresStore};
 #[cfg(feature = "redis")]
 pub use redis::{RedisOptions, RedisStore, acl_rule};
 #[cfg(feature = "sqlite")]
@@ -71,7 +82,7 @@ pub use sqlite::{SqliteOptions, SqliteStore};
 /// surrendered jobs go to the front of their priority, in token order per step; others to the back.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// One word for errors, labels and people: `memory`, `sqlite`, `redis`.
+    /// One word for errors, labels and people: `memory`, `sqlite`, `redis`, `postgres`.
     fn name(&self) -> &'static str;
 
     /// The application's share of the store: part of every fence's scope. A store that knows

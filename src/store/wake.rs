@@ -54,7 +54,7 @@ impl Wakers {
 
     /// Wakes everybody: something changed, and nobody knows for whom.
     #[cfg_attr(
-        not(any(feature = "sqlite", feature = "redis")),
+        not(any(feature = "sqlite", feature = "redis", feature = "postgres")),
         expect(dead_code, reason = "memory needs it not")
     )]
     pub(crate) fn wake_all(&self) {
@@ -68,7 +68,7 @@ impl Wakers {
     /// Whether anybody sleeps.
     #[cfg_attr(
         not(feature = "sqlite"),
-        expect(dead_code, reason = "memory needs it not")
+        expect(dead_code, reason = "only the poll of a file asks")
     )]
     pub(crate) fn is_empty(&self) -> bool {
         let sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);

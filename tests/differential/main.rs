@@ -17,6 +17,9 @@ mod redis;
 #[cfg(all(unix, feature = "redis"))]
 #[path = "../support/mod.rs"]
 mod support;
+#[cfg(feature = "postgres")]
+#[path = "../postgres/server.rs"]
+mod server;
 mod world;
 
 use std::any::Any;
@@ -223,6 +226,22 @@ fn sqlite_agrees_with_memory() {
         })
     });
     assert_agrees(&make, quick_or(5_000, 256));
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+#[ignore = "needs postgresql: ./tests/run"]
+fn postgres_agrees_with_memory() {
+    let make: Box<Make> = Box::new(|clock| {
+        Box::pin(async move {
+            let store = server::shared().store(clock).await;
+            (
+                Arc::new(store) as Arc<dyn Store>,
+                Box::new(()) as Box<dyn Any>,
+            )
+        })
+    });
+    assert_agrees(&make, quick_or(1_000, 12));
 }
 
 #[test]

@@ -7,15 +7,16 @@ use bytes::Bytes;
 use rusqlite::{OptionalExtension, params};
 
 use super::fault::{Done, Fault};
-use super::grant::put_head;
-use super::place::{SCHEDULED, count_of, first_slot, line_of_slot};
-use super::session::garbled;
+use super::place::{count_of, first_slot, line_of_slot};
 use super::tx::{LINES, Tx, moment, time};
-use crate::clock::{Timestamp, micros};
+use crate::clock::Timestamp;
 use crate::error::Verb;
 use crate::job::{JobId, JobRecord, limits};
 use crate::lease::{FencingToken, Grant, Lease, deadline, tokens_ahead};
-use crate::store::{ClaimQueue, ClaimRequest, Claimed, Expiry, record};
+use crate::store::answer::{read_claim, written_claim};
+use crate::store::held::put_head;
+use crate::store::line::SCHEDULED;
+use crate::store::{ClaimQueue, ClaimRequest, Claimed, record};
 
 /// A job that was taken out of its line, and where its record ends among those taken with it.
 struct Picked {
@@ -60,7 +61,7 @@ impl Tx<'_> {
             self.grant(queue, &pick, wanted, request, now, &mut claimed.grants)?;
             self.hints(queue, now, &mut claimed)?;
         }
-        self.remember(request.request, Verb::Claim, &written(&claimed)?)?;
+        self.remember(request.request, Verb::Claim, &written_claim(&claimed)?)?;
         Ok(claimed)
     }
 
@@ -93,7 +94,7 @@ impl Tx<'_> {
         request: &ClaimRequest,
         now: Timestamp,
     ) -> Done<Claimed> {
-        let (grants, expired) = read(first)?;
+        let (grants, expired) = read_claim(first)?;
         let mut claimed = Claimed {
             expired,
             ..Claimed::default()
@@ -374,39 +375,4 @@ fn nanos(duration: Duration) -> i64 {
 
 fn earliest(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
     a.into_iter().chain(b).min()
-}
-
-/// What is needed to answer a claim again: its grants, the time granted, and the expiries.
-fn written(claimed: &Claimed) -> Done<Vec<u8>> {
-    let mut out = (claimed.grants.len() as u32).to_le_bytes().to_vec();
-    for grant in &claimed.grants {
-        out.extend_from_slice(&grant.id.get().to_le_bytes());
-        out.extend_from_slice(&micros(grant.granted).to_le_bytes());
-    }
-    if !claimed.expired.is_empty() {
-        serde_json::to_writer(&mut out, &claimed.expired).map_err(|_| garbled())?;
-    }
-    Ok(out)
-}
-
-type First = (Vec<(FencingToken, Duration)>, Vec<Expiry>);
-
-fn read(first: &[u8]) -> Done<First> {
-    let (count, mut rest) = first.split_first_chunk::<4>().ok_or_else(garbled)?;
-    let mut grants = Vec::new();
-    for _ in 0..u32::from_le_bytes(*count) {
-        let (id, after) = rest.split_first_chunk::<8>().ok_or_else(garbled)?;
-        let (granted, after) = after.split_first_chunk::<8>().ok_or_else(garbled)?;
-        rest = after;
-        grants.push((
-            FencingToken::new(u64::from_le_bytes(*id)),
-            Duration::from_micros(u64::from_le_bytes(*granted)),
-        ));
-    }
-    let expired = if rest.is_empty() {
-        Vec::new()
-    } else {
-        serde_json::from_slice(rest).map_err(|_| garbled())?
-    };
-    Ok((grants, expired))
 }

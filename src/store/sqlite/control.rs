@@ -3,8 +3,7 @@
 use rusqlite::params;
 
 use super::fault::Done;
-use super::grant::{Note, offset};
-use super::place::{Place, first_slot, state_code};
+use super::place::{Place, first_slot};
 use super::session::garbled;
 use super::tx::{Tx, time};
 use crate::clock::Timestamp;
@@ -12,6 +11,8 @@ use crate::error::Verb;
 use crate::job::{JobId, JobState, QueueName};
 use crate::lease::FencingToken;
 use crate::lifecycle::{self, Next};
+use crate::store::held::{Note, offset};
+use crate::store::line::state_code;
 use crate::store::{Command, ControlRequest, Controlled, LeaseSelect, Select};
 
 /// Tokens listed in one audit record.

@@ -3,11 +3,11 @@
 use rusqlite::{OptionalExtension, params};
 
 use super::fault::Done;
-use super::session::{garbled, mixed_up};
 use super::tx::{Tx, moment, time};
 use crate::clock::Timestamp;
 use crate::error::Verb;
 use crate::job::{JobId, JobRecord, NewJob};
+use crate::store::answer::{read_enqueue, written_enqueue};
 use crate::store::{EnqueueRequest, Enqueued};
 
 impl Tx<'_> {
@@ -17,10 +17,10 @@ impl Tx<'_> {
         now: Timestamp,
     ) -> Done<Vec<Enqueued>> {
         if let Some(first) = self.recall(request.request, Verb::Enqueue, now)? {
-            return again(&first, &request.jobs);
+            return Ok(read_enqueue(&first, &request.jobs)?);
         }
         let answers = self.enqueue_all(&request.jobs, now)?;
-        self.remember(request.request, Verb::Enqueue, &written(&answers))?;
+        self.remember(request.request, Verb::Enqueue, &written_enqueue(&answers))?;
         Ok(answers)
     }
 
@@ -100,45 +100,4 @@ impl Tx<'_> {
             .execute(params![of, key, job.id.as_bytes(), until])?;
         Ok(None)
     }
-}
-
-/// Up to this many answers are remembered in full. Of a larger call only the duplicates are: the ids
-/// of the new jobs are in the repeated request, which is the same, and need not be stored twice.
-const IN_FULL: usize = 64;
-
-fn written(answers: &[Enqueued]) -> Vec<u8> {
-    let mut out = (answers.len() as u32).to_le_bytes().to_vec();
-    for (at, answer) in answers.iter().enumerate() {
-        let new = matches!(answer, Enqueued::New(_));
-        if answers.len() <= IN_FULL || !new {
-            // The highest bit: new.
-            out.extend_from_slice(&(at as u32 | u32::from(new) << 31).to_le_bytes());
-            out.extend_from_slice(answer.id().as_bytes());
-        }
-    }
-    out
-}
-
-fn again(first: &[u8], jobs: &[(JobId, NewJob)]) -> Done<Vec<Enqueued>> {
-    let (count, listed) = first.split_first_chunk::<4>().ok_or_else(garbled)?;
-    let count = u32::from_le_bytes(*count) as usize;
-    let mut answers: Vec<Enqueued> = jobs.iter().map(|(id, _)| Enqueued::New(*id)).collect();
-    if count <= IN_FULL {
-        answers = vec![Enqueued::New(JobId::from_bytes([0; 16])); count];
-    } else if count != jobs.len() {
-        return Err(mixed_up());
-    }
-    for entry in listed.chunks(20) {
-        let (at, id) = entry.split_first_chunk::<4>().ok_or_else(garbled)?;
-        let id = JobId::from_bytes(*id.first_chunk::<16>().ok_or_else(garbled)?);
-        let at = u32::from_le_bytes(*at);
-        let new = at >> 31 == 1;
-        let answer = answers.get_mut((at & (u32::MAX >> 1)) as usize);
-        *answer.ok_or_else(garbled)? = if new {
-            Enqueued::New(id)
-        } else {
-            Enqueued::Duplicate(id)
-        };
-    }
-    Ok(answers)
 }

@@ -1,11 +1,6 @@
-//! Grants as they are stored: a small row, and beside it the records of its jobs.
-//!
-//! *Heads* are 24 bytes for each record: job id, place in the grant, flags, end of the record. They
-//! are enough to settle a plain job, so that its record is not even read.
+//! Grants as they are read and written: see [`held`](crate::store::held).
 
 use std::collections::BTreeMap;
-use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,147 +11,10 @@ use super::place::Place;
 use super::tx::{Tx, moment, time};
 use crate::clock::Timestamp;
 use crate::job::{JobId, JobRecord, JobState, SavedCheckpoint};
-use crate::lease::{FencingToken, Nonce, Progress, Receipt};
+use crate::lease::{FencingToken, Nonce, Receipt};
 use crate::lifecycle::{LeaseFacts, Next, Step};
+use crate::store::held::{HEAD, Head, Held, Misfit, Note, offset, place_in};
 use crate::store::record;
-
-pub(super) const HEAD: usize = 24;
-
-/// One live grant.
-pub(super) struct Held {
-    pub(super) queue: usize,
-    pub(super) nonce: Nonce,
-    pub(super) owner: Arc<str>,
-    pub(super) task: Arc<str>,
-    pub(super) granted_at: Timestamp,
-    pub(super) deadline: Timestamp,
-    pub(super) term: Duration,
-    pub(super) max_lifetime: Duration,
-    pub(super) renewals: u32,
-    /// How many leases it began with.
-    pub(super) leases: usize,
-    pub(super) live: usize,
-    ended: Vec<u8>,
-    noted: bool,
-    heads: Option<Vec<u8>>,
-    records: Option<Bytes>,
-    notes: Option<BTreeMap<usize, Note>>,
-    dirty: bool,
-    moved: bool,
-}
-
-/// What is known of a single lease beyond its grant.
-#[derive(Clone, Default)]
-pub(super) struct Note {
-    pub(super) cancel: bool,
-    pub(super) progress: Option<Progress>,
-    pub(super) checkpoint: Option<(u64, Bytes)>,
-}
-
-/// One head.
-pub(super) struct Head {
-    pub(super) id: [u8; 16],
-    pub(super) flags: u16,
-    record: Range<usize>,
-}
-
-/// Appends a head.
-pub(super) fn put_head(heads: &mut Vec<u8>, id: &[u8; 16], at: usize, flags: u16, end: usize) {
-    heads.extend_from_slice(id);
-    heads.extend_from_slice(&(at as u16).to_le_bytes());
-    heads.extend_from_slice(&flags.to_le_bytes());
-    heads.extend_from_slice(&(end as u32).to_le_bytes());
-}
-
-fn place_in(head: &[u8]) -> usize {
-    usize::from(u16::from_le_bytes([head[16], head[17]]))
-}
-
-fn end_in(head: &[u8]) -> usize {
-    u32::from_le_bytes([head[20], head[21], head[22], head[23]]) as usize
-}
-
-impl Held {
-    pub(super) fn is_live(&self, at: usize) -> bool {
-        at < self.leases
-            && self
-                .ended
-                .get(at / 8)
-                .is_some_and(|byte| byte & (1 << (at % 8)) == 0)
-    }
-
-    /// The places of its live leases.
-    pub(super) fn living(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.leases).filter(|at| self.is_live(*at))
-    }
-
-    /// Ends a live lease.
-    fn end(&mut self, at: usize) {
-        self.ended[at / 8] |= 1 << (at % 8);
-        self.live -= 1;
-        self.dirty = true;
-    }
-
-    pub(super) fn renew(&mut self, deadline: Timestamp) {
-        self.deadline = deadline;
-        self.renewals += 1;
-        self.dirty = true;
-        self.moved = true;
-    }
-
-    pub(super) fn head(&self, at: usize) -> Option<Head> {
-        let heads = self.heads.as_deref()?;
-        let nth = |n: usize| heads.get(n * HEAD..(n + 1) * HEAD);
-        let stored = heads.len() / HEAD;
-        let n = if stored == self.leases {
-            at
-        } else {
-            let (mut low, mut high) = (0, stored);
-            while low < high {
-                let middle = usize::midpoint(low, high);
-                if place_in(nth(middle)?) < at {
-                    low = middle + 1;
-                } else {
-                    high = middle;
-                }
-            }
-            low
-        };
-        let head = nth(n).filter(|head| place_in(head) == at)?;
-        let start = if n == 0 { 0 } else { end_in(nth(n - 1)?) };
-        Some(Head {
-            id: *head.first_chunk()?,
-            flags: u16::from_le_bytes([head[18], head[19]]),
-            record: start..end_in(head),
-        })
-    }
-
-    pub(super) fn note(&self, at: usize) -> Option<&Note> {
-        self.notes.as_ref()?.get(&at)
-    }
-
-    pub(super) fn cancel(&self, at: usize) -> bool {
-        self.note(at).is_some_and(|note| note.cancel)
-    }
-
-    fn facts(&self, token: FencingToken, at: usize) -> LeaseFacts {
-        let note = self.note(at);
-        LeaseFacts {
-            token,
-            owner: Arc::clone(&self.owner),
-            task: Arc::clone(&self.task),
-            granted_at: self.granted_at,
-            renewals: self.renewals,
-            progress: note.and_then(|note| note.progress.clone()),
-            cancel: note.is_some_and(|note| note.cancel),
-        }
-    }
-}
-
-/// The place of a token in its grant.
-pub(super) fn offset(grant: FencingToken, token: FencingToken) -> Option<usize> {
-    usize::try_from(token.get().checked_sub(grant.get())?).ok()
-}
 
 /// What a receipt turned out to be.
 pub(super) struct Current {
@@ -310,12 +168,7 @@ impl Tx<'_> {
             return Ok(None);
         };
         let token = grant.plus(at as u64);
-        let record = held.head(at).and_then(|head| {
-            let records = held.records.as_ref()?;
-            (head.record.start <= head.record.end && head.record.end <= records.len())
-                .then(|| records.slice(head.record))
-        });
-        let record = record.ok_or_else(|| corrupt("a lease has no record"))?;
+        let record = held.record(at)?;
         let mut job = record::decode(&record, self.kinds).map_err(Fault::Broken)?;
         if let Some((seq, bytes)) = held.note(at).and_then(|note| note.checkpoint.clone()) {
             job.checkpoint = Some(SavedCheckpoint { token, seq, bytes });
@@ -484,8 +337,7 @@ fn save(db: &rusqlite::Connection, id: FencingToken, held: &mut Held) -> Done<()
 
 /// Drops the records of ended leases once they are at least half of what is stored.
 fn compact(db: &rusqlite::Connection, number: i64, held: &mut Held) -> Done<()> {
-    let stored = held.heads.as_ref().map_or(0, |heads| heads.len() / HEAD);
-    if stored < 2 || held.live * 2 > stored {
+    if !held.wants_compaction() {
         return Ok(());
     }
     if held.records.is_none() {
@@ -494,22 +346,17 @@ fn compact(db: &rusqlite::Connection, number: i64, held: &mut Held) -> Done<()> 
             .optional()?;
         held.records = records.map(Bytes::from);
     }
-    let Some(records) = held.records.take() else {
-        return Err(corrupt("a grant has no records"));
-    };
-    let (mut heads, mut kept) = (Vec::new(), Vec::new());
-    for at in held.living() {
-        let Head { id, flags, record } = held
-            .head(at)
-            .ok_or_else(|| corrupt("a lease has no record"))?;
-        let record = records
-            .get(record)
-            .ok_or_else(|| corrupt("the records of a grant are cut"))?;
-        kept.extend_from_slice(record);
-        put_head(&mut heads, &id, at, flags, kept.len());
-    }
-    super::sql::statement(db, "records_compact")?.execute(params![number, heads, kept])?;
-    held.heads = Some(heads);
-    held.records = Some(kept.into());
+    held.compact()?;
+    super::sql::statement(db, "records_compact")?.execute(params![
+        number,
+        held.heads,
+        held.records.as_deref()
+    ])?;
     Ok(())
+}
+
+impl From<Misfit> for Fault {
+    fn from(Misfit(what): Misfit) -> Self {
+        corrupt(what)
+    }
 }

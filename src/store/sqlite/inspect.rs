@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rusqlite::{OptionalExtension, params};
 
 use super::fault::{Done, Fault, corrupt};
-use super::place::{Place, first_slot, line_of_slot, queue_of_slot, state_code};
+use super::place::{Place, first_slot, line_of_slot, queue_of_slot};
 use super::tx::{LINES, Queue, Tx, moment};
 use crate::clock::Timestamp;
 use crate::error::Error;
@@ -17,6 +17,7 @@ use crate::inspect::{
 use crate::job::{JobId, JobRecord, JobState, QueueName, limits};
 use crate::lease::FencingToken;
 use crate::lifecycle::LeaseFacts;
+use crate::store::line::{hex, paged, state_code, unhex};
 use crate::store::{bounded, record};
 
 impl Tx<'_> {
@@ -438,30 +439,4 @@ fn pair(cursor: &str) -> Done<(i64, i64)> {
     let parts = cursor.split_once('.');
     let parts = parts.and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
     parts.ok_or_else(|| foreign(cursor))
-}
-
-fn hex(bytes: &[u8]) -> String {
-    let digit = |half: u8| char::from_digit(half.into(), 16).unwrap_or_default();
-    let bytes = bytes.iter();
-    bytes
-        .flat_map(|byte| [digit(byte >> 4), digit(byte & 15)])
-        .collect()
-}
-
-fn unhex(text: &str) -> Option<Vec<u8>> {
-    let digits = text.as_bytes().chunks(2);
-    digits
-        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
-        .collect()
-}
-
-/// Cuts the row too many, and makes the last row's key the cursor if there was one.
-fn paged<T>(mut rows: Vec<(String, T)>, most: usize) -> Paged<T> {
-    let more = rows.len() > most;
-    rows.truncate(most);
-    let next = rows.last().filter(|_| more).map(|(key, _)| key.clone());
-    Paged {
-        rows: rows.into_iter().map(|(_, row)| row).collect(),
-        next,
-    }
 }

@@ -12,6 +12,7 @@ use crate::error::{Error, ErrorKind};
 use crate::inspect::Counts;
 use crate::job::{JobId, JobRecord, JobState};
 use crate::lease::FencingToken;
+use crate::store::line::{PARKED, SCHEDULED, line_of, state_code};
 use crate::store::record;
 
 /// Bits of a place: at 200,000 jobs a second into a line that is never empty, 127 days each way.
@@ -19,9 +20,6 @@ const PLACE_BITS: u32 = 42;
 const LINE_BITS: u32 = 4;
 /// What is left of a positive number for the queue.
 pub(super) const QUEUES_MAX: i64 = (1 << (63 - PLACE_BITS - LINE_BITS)) - 1;
-
-pub(super) const SCHEDULED: i64 = 0;
-pub(super) const PARKED: i64 = 1;
 
 /// Where a job is.
 #[derive(Clone, Copy)]
@@ -55,24 +53,6 @@ pub(super) fn line_of_slot(slot: i64) -> usize {
 /// The queue of a slot.
 pub(super) fn queue_of_slot(slot: i64) -> i64 {
     slot >> (PLACE_BITS + LINE_BITS)
-}
-
-/// The line of a ready job: suspects wait in a line of their own, ahead of the others of their
-/// priority.
-fn line_of(job: &JobRecord) -> usize {
-    usize::from(job.options.priority) * 2 + usize::from(!job.is_suspect())
-}
-
-/// A state as a column's value.
-pub(super) fn state_code(state: JobState) -> i64 {
-    match state {
-        JobState::Scheduled => SCHEDULED,
-        JobState::Ready => PARKED,
-        JobState::Leased => 2,
-        JobState::Completed => 3,
-        JobState::Dead => 4,
-        JobState::Cancelled => 5,
-    }
 }
 
 pub(super) fn count_of(counts: &mut Counts, state: i64) -> &mut u64 {

@@ -1,11 +1,11 @@
 //! renew: extend a grant, let single leases of it lapse.
 
 use super::fault::Done;
-use super::grant::offset;
 use super::tx::Tx;
 use crate::clock::Timestamp;
 use crate::lease::{Cause, FencingToken, deadline};
 use crate::lifecycle;
+use crate::store::held::offset;
 use crate::store::{Beat, Renewal};
 
 impl Tx<'_> {

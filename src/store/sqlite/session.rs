@@ -6,23 +6,11 @@ use super::fault::{Done, Fault, corrupt};
 use super::tx::{Tx, moment, time};
 use crate::clock::{Timestamp, micros};
 use crate::error::{Error, ErrorKind, Verb};
+use crate::store::answer::{Unread, verb_code};
 use crate::store::{RequestId, SESSION_IDLE, SessionId};
 
 fn lost(why: &str) -> Fault {
     Fault::Refused(Error::new(ErrorKind::SessionLost, why))
-}
-
-fn code(verb: Verb) -> i64 {
-    match verb {
-        Verb::Enqueue => 1,
-        Verb::Claim => 2,
-        Verb::Settle => 3,
-        Verb::Checkpoint => 4,
-        Verb::Reap => 5,
-        Verb::Control => 6,
-        Verb::Prune => 7,
-        _ => 0,
-    }
 }
 
 impl Tx<'_> {
@@ -77,7 +65,7 @@ impl Tx<'_> {
                     .query_row(params![session, request.lane], |row| {
                         Ok((row.get(0)?, row.get(1)?))
                     })?;
-                if of != code(verb) {
+                if of != verb_code(verb) {
                     return Err(mixed_up());
                 }
                 Ok(Some(answer))
@@ -91,7 +79,7 @@ impl Tx<'_> {
             request.session.as_bytes(),
             request.lane,
             request.seq as i64,
-            code(verb),
+            verb_code(verb),
             answer
         ])?;
         Ok(())
@@ -119,4 +107,13 @@ pub(super) fn mixed_up() -> Fault {
 /// A remembered answer cannot be read.
 pub(super) fn garbled() -> Fault {
     corrupt("a remembered answer cannot be read")
+}
+
+impl From<Unread> for Fault {
+    fn from(unread: Unread) -> Self {
+        match unread {
+            Unread::Garbled => garbled(),
+            Unread::MixedUp => mixed_up(),
+        }
+    }
 }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use super::fault::Done;
-use super::session::garbled;
 use super::tx::Tx;
 use crate::clock::Timestamp;
 use crate::error::Verb;
 use crate::lease::{LeaseEnd, Verdict};
 use crate::lifecycle;
+use crate::store::answer::{read_verdict, written_verdict};
 use crate::store::record::flag;
 use crate::store::{Outcome, SettleRequest, Settlement};
 
@@ -18,10 +18,11 @@ const LEAVES: u16 = flag::UNIQUE | flag::EXCLUSIVE | flag::RETENTION;
 impl Tx<'_> {
     pub(super) fn settle(&mut self, request: &SettleRequest, now: Timestamp) -> Done<Vec<Verdict>> {
         if let Some(first) = self.recall(request.request, Verb::Settle, now)? {
-            return first.into_iter().map(read).collect();
+            let first = first.into_iter().map(read_verdict);
+            return Ok(first.collect::<Result<_, _>>()?);
         }
         let verdicts = self.settle_all(&request.settlements, now)?;
-        let answer: Vec<u8> = verdicts.iter().map(|verdict| written(*verdict)).collect();
+        let answer: Vec<u8> = verdicts.iter().map(|verdict| written_verdict(*verdict)).collect();
         self.remember(request.request, Verb::Settle, &answer)?;
         Ok(verdicts)
     }
@@ -72,23 +73,5 @@ impl Tx<'_> {
             self.put_front(queue, jobs)?;
         }
         Ok(verdicts)
-    }
-}
-
-fn written(verdict: Verdict) -> u8 {
-    match verdict {
-        Verdict::Fenced => 0,
-        Verdict::Held { late, cancel } => 1 | u8::from(late) << 1 | u8::from(cancel) << 2,
-    }
-}
-
-fn read(byte: u8) -> Done<Verdict> {
-    match byte {
-        0 => Ok(Verdict::Fenced),
-        1 | 3 | 5 | 7 => Ok(Verdict::Held {
-            late: byte & 2 != 0,
-            cancel: byte & 4 != 0,
-        }),
-        _ => Err(garbled()),
     }
 }

@@ -9,7 +9,6 @@ use rusqlite::types::{ToSql, Value};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, params, params_from_iter};
 
 use super::fault::{Done, Fault, corrupt};
-use super::grant::Held;
 use super::sql::statement;
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind};
@@ -17,6 +16,7 @@ use crate::inspect::{Counts, Ledger};
 use crate::job::{QueueName, limits};
 use crate::lease::{FencingToken, Issuer};
 use crate::store::SessionId;
+use crate::store::held::Held;
 use crate::store::record::Kinds;
 
 pub(super) const LINES: usize = 2 * (limits::PRIORITY_MAX as usize + 1);

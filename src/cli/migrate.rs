@@ -1,0 +1,30 @@
+//! `leasehold migrate`: the tables of a PostgreSQL store.
+
+use std::io::Write as _;
+
+use super::{Cli, Done};
+use crate::store::PostgresStore;
+
+/// Makes the schema or brings it up to date. Stores do that when they are opened, unless their role
+/// may not: then somebody who may runs this first.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Print the statements and connect to nothing
+    #[arg(long)]
+    show_sql: bool,
+
+    /// The schema to print the statements for
+    #[arg(long, requires = "show_sql", default_value = "leasehold")]
+    schema: String,
+}
+
+pub(super) async fn run(args: &Args, cli: &Cli) -> Done {
+    let mut out = std::io::stdout().lock();
+    if args.show_sql {
+        out.write_all(PostgresStore::migrations(&args.schema)?.as_bytes())?;
+        return Ok(());
+    }
+    PostgresStore::open(cli.url()?).await?;
+    writeln!(out, "the schema is up to date")?;
+    Ok(())
+}

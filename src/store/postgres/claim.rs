@@ -1,0 +1,411 @@
+//! claim: expire what is overdue, promote what is due, grant.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio_postgres::GenericClient;
+
+use super::fault::{Done, Fault};
+use super::settle::wanted as wanted_grants;
+use super::tally::Count;
+use super::tx::{Tx, args, moment, time, uuid};
+use crate::error::Verb;
+use crate::job::{JobRecord, limits};
+use crate::lease::{Grant, Lease, Verdict, deadline, tokens_ahead};
+use crate::store::answer::{read_claim, read_verdict, written_claim, written_verdict};
+use crate::store::held::put_head;
+use crate::store::{ClaimQueue, ClaimRequest, Claimed, Settlement, record};
+
+/// A job that was taken out of its line, and where its record ends among those taken with it.
+struct Picked {
+    job: Arc<JobRecord>,
+    flags: u16,
+    end: usize,
+}
+
+/// Jobs taken out of their lines, and their records end to end.
+#[derive(Default)]
+struct Pick {
+    jobs: Vec<Picked>,
+    records: Bytes,
+}
+
+impl<C: GenericClient + Sync> Tx<'_, C> {
+    pub(super) async fn claim(&mut self, request: &ClaimRequest) -> Done<Claimed> {
+        let names: Vec<&str> = request.queues.iter().map(|q| q.queue.as_str()).collect();
+        let riders: &[Settlement] = request.settle.as_ref().map_or(&[], |s| &s.settlements);
+        let wanted = wanted_grants(riders);
+        let rider_names: Vec<&str> = wanted.iter().map(|(queue, _)| queue.as_str()).collect();
+        let ((), first, rider_first, (), queues, rider_queues, grants, now) = tokio::try_join!(biased;
+            self.begin(),
+            self.recall(request.request),
+            async {
+                match &request.settle {
+                    Some(settle) => self.recall(settle.request).await,
+                    None => Ok(Vec::new()),
+                }
+            },
+            async {
+                let args = args![self.base.namespace => TEXT, names => TEXT_ARRAY];
+                self.run("queues_lock", args).await
+            },
+            // Read once they are locked: the issuers' last tokens are those of the claim before.
+            self.named(&names),
+            self.named(&rider_names),
+            self.lock_grants(&wanted),
+            self.clock()
+        )?;
+        self.now = now;
+        self.keep(&queues)?;
+        self.keep(&rider_queues)?;
+        let mut settled = Vec::new();
+        if let Some(settle) = &request.settle {
+            let first = self.recalled(settle.request, Verb::Settle, &rider_first)?;
+            settled = if let Some(first) = first {
+                let first = first.into_iter().map(read_verdict);
+                first.collect::<Result<Vec<Verdict>, _>>()?
+            } else {
+                self.hold(&grants).await?;
+                let verdicts = self.settle_all(riders).await?;
+                let answer = verdicts.iter().map(|verdict| written_verdict(*verdict));
+                self.remember(settle.request, Verb::Settle, answer.collect());
+                self.flush().await?;
+                verdicts
+            };
+        }
+        let mut claimed = match self.recalled(request.request, Verb::Claim, &first)? {
+            Some(first) => self.claim_again(&first, request).await?,
+            None => self.claim_first(request).await?,
+        };
+        claimed.settled = settled;
+        Ok(claimed)
+    }
+
+    async fn claim_first(&mut self, request: &ClaimRequest) -> Done<Claimed> {
+        let mut claimed = Claimed::default();
+        let mut left = request.max;
+        let mut suspect = request.admit_suspect;
+        let mut bytes = 0;
+        let mut ahead = false;
+        for wanted in &request.queues {
+            if left == 0 {
+                break;
+            }
+            let Some(queue) = self.known(&wanted.queue) else {
+                continue;
+            };
+            // Tokens of one process grow across its queues too: a token in a log names one lease.
+            let seen = self.base.seen.load(Ordering::Relaxed);
+            let issuer = &mut self.queues[queue].issuer;
+            issuer.last = issuer.last.max(seen);
+            let room = usize::try_from(issuer.room(self.now)).unwrap_or(usize::MAX);
+            if room == 0 && self.has_work(queue).await? {
+                ahead = true;
+                continue;
+            }
+            let expired = self.expire_overdue(queue, limits::STEP_JOBS).await?;
+            claimed.expired.extend(expired);
+            self.promote(queue).await?;
+            self.flush().await?;
+            let most = left.min(room);
+            let pick = self.pick(queue, most, &mut suspect, &mut bytes).await?;
+            left -= pick.jobs.len();
+            self.grant(queue, &pick, wanted, request, &mut claimed.grants)
+                .await?;
+            self.hints(queue, &mut claimed).await?;
+        }
+        if ahead && claimed.grants.is_empty() {
+            return Err(Fault::Refused(tokens_ahead()));
+        }
+        let answer = written_claim(&claimed)?;
+        self.remember(request.request, Verb::Claim, answer);
+        Ok(claimed)
+    }
+
+    /// Whether a claim might need a token. One that would find nothing needs none, and is answered
+    /// also while the clock is behind the last token.
+    async fn has_work(&mut self, queue: usize) -> Done<bool> {
+        if self.queues[queue].paused {
+            return Ok(false);
+        }
+        let of = self.queues[queue].id;
+        let rows = self.rows("has_ready", args![of => INT4]).await?;
+        if rows.first().map(|row| row.try_get(0)).transpose()? == Some(true) {
+            return Ok(true);
+        }
+        let mut next = Claimed::default();
+        self.hints(queue, &mut next).await?;
+        let next = next.next_due.into_iter().chain(next.next_deadline).min();
+        Ok(next.is_some_and(|next| next.is_zero()))
+    }
+
+    /// Answers a repeated claim: what is left of its grants, with the time originally granted.
+    async fn claim_again(&mut self, first: &[u8], request: &ClaimRequest) -> Done<Claimed> {
+        let (grants, expired) = read_claim(first)?;
+        let mut claimed = Claimed {
+            expired,
+            ..Claimed::default()
+        };
+        let queues: Vec<usize> = request
+            .queues
+            .iter()
+            .filter_map(|wanted| self.known(&wanted.queue))
+            .collect();
+        for (id, granted) in grants {
+            // A token names one grant among the queues of a claim, and its nonce says which claim.
+            let keys: Vec<_> = queues.iter().map(|queue| (*queue, id)).collect();
+            self.fetch(&keys).await?;
+            let now = self.now;
+            let key = keys.into_iter().find(|key| {
+                let held = self.grants.get(key);
+                held.is_some_and(|held| held.live > 0 && held.nonce.matches(&request.nonce))
+            });
+            let Some(key) = key.filter(|key| self.grants[key].deadline > now) else {
+                continue;
+            };
+            let living: Vec<usize> = self.grants[&key].living().collect();
+            let mut leases = Vec::with_capacity(living.len());
+            for at in living {
+                if let Some((facts, job)) = self.leased(key, at)? {
+                    leases.push(Lease {
+                        token: facts.token,
+                        job: Arc::new(job),
+                    });
+                }
+            }
+            let held = &self.grants[&key];
+            claimed.grants.push(Grant {
+                queue: self.queues[key.0].name.clone(),
+                partition: 0,
+                id,
+                nonce: held.nonce,
+                granted_at: held.granted_at,
+                term: held.term,
+                granted,
+                leases,
+            });
+        }
+        for queue in queues {
+            self.hints(queue, &mut claimed).await?;
+        }
+        Ok(claimed)
+    }
+
+    /// Scheduled jobs whose time has come fall due, the earliest first.
+    async fn promote(&mut self, queue: usize) -> Done<()> {
+        let of = self.queues[queue].id;
+        let most = limits::STEP_JOBS as i64;
+        let rows = self
+            .rows(
+                "take_due",
+                args![of => INT4, time(self.now) => INT8, most => INT8],
+            )
+            .await?;
+        if rows.is_empty() {
+            return Ok(());
+        }
+        self.count(queue, Count::Scheduled, -(rows.len() as i64));
+        let mut due = Vec::with_capacity(rows.len());
+        for row in rows {
+            due.push((queue, self.decode(row.try_get(0)?)?));
+        }
+        self.join(due).await
+    }
+
+    /// Takes up to `max` ready jobs by (priority, place), at most one of them a suspect.
+    async fn pick(
+        &mut self,
+        queue: usize,
+        max: usize,
+        suspect: &mut bool,
+        bytes: &mut usize,
+    ) -> Done<Pick> {
+        if self.queues[queue].paused || max == 0 || *bytes >= limits::CALL_BYTES {
+            return Ok(Pick::default());
+        }
+        let of = self.queues[queue].id;
+        let mut line: Option<i32> = None;
+        if *suspect {
+            let rows = self.rows("suspects_line", args![of => INT4]).await?;
+            line = rows
+                .first()
+                .map(|row| row.try_get(0))
+                .transpose()?
+                .flatten();
+        }
+        let room = (limits::CALL_BYTES - *bytes) as i64;
+        let args = args![of => INT4, max as i64 => INT8, room => INT8, line => INT4];
+        let rows = self.rows("take_ready", args).await?;
+        let mut records = Vec::new();
+        let mut ends = Vec::with_capacity(rows.len());
+        for row in &rows {
+            let line: i16 = row.try_get(0)?;
+            *suspect &= line % 2 == 1;
+            let record: &[u8] = row.try_get(1)?;
+            *bytes += record::weight_of(record);
+            records.extend_from_slice(record);
+            ends.push(records.len());
+        }
+        self.count(queue, Count::Ready, -(rows.len() as i64));
+        self.unpack(records.into(), &ends)
+    }
+
+    fn unpack(&mut self, records: Bytes, ends: &[usize]) -> Done<Pick> {
+        let mut jobs = Vec::with_capacity(ends.len());
+        let mut start = 0;
+        for &end in ends {
+            let record = records.slice(start..end);
+            let job = record::decode(&record, &mut self.kinds).map_err(Fault::Broken)?;
+            jobs.push(Picked {
+                job: Arc::new(job),
+                flags: record::flags_of(&record),
+                end,
+            });
+            start = end;
+        }
+        Ok(Pick { jobs, records })
+    }
+
+    /// Grants leases on the jobs: one grant for each run of jobs with the same terms.
+    async fn grant(
+        &mut self,
+        queue: usize,
+        pick: &Pick,
+        wanted: &ClaimQueue,
+        request: &ClaimRequest,
+        grants: &mut Vec<Grant>,
+    ) -> Done<()> {
+        let terms_of = |job: &JobRecord| {
+            (
+                job.options.term.unwrap_or(wanted.term),
+                job.options.max_lifetime.unwrap_or(wanted.max_lifetime),
+            )
+        };
+        let mut start = 0;
+        while let Some(first) = pick.jobs.get(start) {
+            let terms = terms_of(&first.job);
+            let mut bytes = 0;
+            let run = pick.jobs[start..].iter().take_while(|picked| {
+                let fits = bytes == 0 || bytes + picked.job.weight() <= limits::GRANT_BYTES;
+                bytes += picked.job.weight();
+                fits && terms_of(&picked.job) == terms
+            });
+            let end = start + run.count();
+            let grant = self.grant_run(queue, pick, start..end, terms, request);
+            grants.push(grant.await?);
+            start = end;
+        }
+        Ok(())
+    }
+
+    async fn grant_run(
+        &mut self,
+        queue: usize,
+        pick: &Pick,
+        run: Range<usize>,
+        (term, max_lifetime): (Duration, Duration),
+        request: &ClaimRequest,
+    ) -> Done<Grant> {
+        let now = self.now;
+        let from = run.start.checked_sub(1).map_or(0, |at| pick.jobs[at].end);
+        let jobs = &pick.jobs[run];
+        let at = &mut self.queues[queue];
+        let id = at.issuer.issue(jobs.len() as u64, now);
+        at.issued = true;
+        let of = at.id;
+        self.base.seen.fetch_max(at.issuer.last, Ordering::Relaxed);
+        let deadline = deadline(now, term, now, max_lifetime);
+        let mut heads = Vec::new();
+        let mut leases = Vec::with_capacity(jobs.len());
+        let (mut lowest, mut highest, mut end) = (jobs[0].job.id, jobs[0].job.id, from);
+        for (picked, at) in jobs.iter().zip(0_usize..) {
+            let job = &picked.job;
+            lowest = lowest.min(job.id);
+            highest = highest.max(job.id);
+            end = picked.end;
+            put_head(&mut heads, job.id.as_bytes(), at, picked.flags, end - from);
+            leases.push(Lease {
+                token: id.plus(at as u64),
+                job: Arc::clone(job),
+            });
+        }
+        let number = id.get() as i64;
+        tokio::try_join!(biased;
+            async {
+                let args = args![
+                    of => INT4,
+                    number => INT8,
+                    time(deadline) => INT8,
+                    &request.nonce.as_bytes()[..] => BYTEA,
+                    &*request.owner => TEXT,
+                    &*request.task => TEXT,
+                    time(now) => INT8,
+                    nanos(term) => INT8,
+                    nanos(max_lifetime) => INT8,
+                    leases.len() as i32 => INT4,
+                    vec![0_u8; leases.len().div_ceil(8)] => BYTEA,
+                    uuid(lowest) => UUID,
+                    uuid(highest) => UUID,
+                ];
+                self.run("grant_new", args).await
+            },
+            async {
+                let args = args![of => INT4, number => INT8, heads => BYTEA,
+                                 &pick.records[from..end] => BYTEA];
+                self.run("records_new", args).await
+            }
+        )?;
+        let granted = leases.len() as i64;
+        self.count(queue, Count::Granted, granted);
+        self.count(queue, Count::Live, granted);
+        self.count(queue, Count::Leased, granted);
+        Ok(Grant {
+            queue: self.queues[queue].name.clone(),
+            partition: 0,
+            id,
+            nonce: request.nonce,
+            granted_at: now,
+            term,
+            granted: deadline.since(now),
+            leases,
+        })
+    }
+
+    /// When this queue is worth a claim again. Grants of this transaction that ended are still in
+    /// their table, and are left out by what is known of them here.
+    async fn hints(&mut self, queue: usize, claimed: &mut Claimed) -> Done<()> {
+        let of = self.queues[queue].id;
+        let ended: Vec<i64> = self
+            .grants
+            .iter()
+            .filter(|((at, _), held)| *at == queue && held.live == 0)
+            .map(|((_, grant), _)| grant.get() as i64)
+            .collect();
+        let (due, deadline) = tokio::try_join!(biased;
+            async { self.rows("first_due", args![of => INT4]).await },
+            async {
+                let args = args![of => INT4, ended => INT8_ARRAY];
+                self.rows("first_deadline", args).await
+            }
+        )?;
+        let now = self.now;
+        let first = |rows: &[tokio_postgres::Row]| -> Done<Option<Duration>> {
+            let at: Option<i64> = rows.first().map(|row| row.try_get(0)).transpose()?;
+            Ok(at.map(|at| moment(at).since(now)))
+        };
+        claimed.next_due = earliest(claimed.next_due, first(&due)?);
+        claimed.next_deadline = earliest(claimed.next_deadline, first(&deadline)?);
+        Ok(())
+    }
+}
+
+fn nanos(duration: Duration) -> i64 {
+    i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
+}
+
+fn earliest(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
+    a.into_iter().chain(b).min()
+}

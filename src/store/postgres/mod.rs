@@ -1,0 +1,581 @@
+//! The store beside the user's data: many machines, one transaction with what a job changes.
+//!
+//! Every call is one short transaction ([`tx`]) of a few round trips, on any connection of a pool. The
+//! verbs are files: `claim.rs` holds the logic and `claim.sql` the statements. Nothing is kept in a
+//! session of the server, so that a pooler in transaction mode may stand between.
+//!
+//! **Locks.** A claim holds the row of its queue, which also issues the tokens; claims of other queues
+//! do not meet it. Enqueue, renew and settle do not need that row: they hold the rows of their jobs,
+//! grants and keys, in one order. Counts are appended ([`tally`]).
+//!
+//! **Tokens** stay monotonic when the server is replaced by a lagging standby or by an old backup: such
+//! a server has an old `last`, but its clock has moved on, and a token is never below the clock. The
+//! old server gave none more than 20 ms above *its* clock, so that a replacement that took longer than
+//! that, on a clock that is not behind by more, starts above all of them. A queue whose row is missing
+//! altogether is made with a floor 20 ms above the clock.
+//!
+//! **Durability** is the server's: with `synchronous_commit` on, an answered call survives its crash.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use deadpool_postgres::{
+    Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime,
+};
+use tokio_postgres::{Client, Config, NoTls};
+
+use self::fault::{Done, Fault, explain};
+use self::listen::{Ear, Listener};
+use self::sql::Statements;
+use self::tx::{Bell, Tx};
+use super::wake::Wakers;
+use super::{
+    Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
+    EnqueueRequest, Enqueued, Expiry, PruneRequest, ReapRequest, Renewal, SessionId, SettleRequest,
+    Store, bounded,
+};
+use crate::clock::{Clock, monotonic};
+use crate::error::{Error, ErrorKind, Result, Verb};
+use crate::inspect::{Query, View};
+use crate::job::{Namespace, QueueName, limits};
+use crate::lease::Verdict;
+
+mod checkpoint;
+mod claim;
+mod control;
+mod enqueue;
+mod fault;
+mod grant;
+mod inspect;
+mod listen;
+mod migrate;
+mod place;
+mod prune;
+mod reap;
+mod renew;
+mod session;
+mod settle;
+mod sql;
+mod tally;
+mod tx;
+mod within;
+
+/// How often a call is done again that the server rolled back for the sake of another.
+const TRIES: u32 = 12;
+/// A lost wake-up costs at most this.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Connections of the handle that only renews.
+const DEDICATED: usize = 2;
+
+/// How a database is used.
+#[derive(Clone, Debug)]
+pub struct PostgresOptions {
+    namespace: Namespace,
+    schema: String,
+    connections: usize,
+    patience: Duration,
+    migrates: bool,
+    clock: Option<Arc<dyn Clock>>,
+}
+
+impl PostgresOptions {
+    /// The default namespace in the schema `leasehold`, 8 connections, on the server's clock.
+    pub fn new() -> Self {
+        Self {
+            namespace: Namespace::default(),
+            schema: "leasehold".into(),
+            connections: 8,
+            patience: Duration::from_secs(5),
+            migrates: true,
+            clock: None,
+        }
+    }
+
+    /// The application's share of the schema. Two namespaces never see each other.
+    #[must_use]
+    pub fn namespace(mut self, namespace: Namespace) -> Self {
+        self.namespace = namespace;
+        self
+    }
+
+    /// The schema of the tables.
+    ///
+    /// # Errors
+    /// `InvalidInput` unless it is 1 to 48 of `a-z`, `0-9` and `_`, and no digit comes first.
+    pub fn schema(mut self, schema: impl Into<String>) -> Result<Self> {
+        let schema = schema.into();
+        let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        let digit = schema.starts_with(|c: char| c.is_ascii_digit());
+        if schema.is_empty() || schema.len() > 48 || digit || !schema.chars().all(good) {
+            let allowed = "1 to 48 of a-z, 0-9 and _, not a digit first";
+            let got = crate::job::clip(&schema, 64).to_owned();
+            return Err(Error::invalid("schema", format!("{got:?}"), allowed));
+        }
+        self.schema = schema;
+        Ok(self)
+    }
+
+    /// How many connections at most. 8 unless changed; one more listens.
+    #[must_use]
+    pub fn connections(mut self, connections: usize) -> Self {
+        self.connections = connections.max(1);
+        self
+    }
+
+    /// How long a call waits for another transaction's lock before it answers
+    /// [`Contended`](ErrorKind::Contended). 5 s unless changed.
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Leaves the schema alone when the store is opened; somebody else runs the migrations.
+    #[must_use]
+    pub fn without_migrations(mut self) -> Self {
+        self.migrates = false;
+        self
+    }
+
+    /// Drives the store by a clock of this process instead of the server's. For tests.
+    #[must_use]
+    pub fn clock(mut self, clock: impl Clock) -> Self {
+        self.clock = Some(Arc::new(clock));
+        self
+    }
+}
+
+impl Default for PostgresOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A store in a `PostgreSQL` database. Clones share the connections.
+#[derive(Clone)]
+pub struct PostgresStore {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    config: Config,
+    options: PostgresOptions,
+    base: Base,
+    pool: Pool,
+    wakers: Arc<Wakers>,
+    listener: Arc<Listener>,
+}
+
+/// What every step of a store knows.
+struct Base {
+    sql: Statements,
+    namespace: String,
+    ear: Ear,
+    begin: String,
+    clock: Option<Arc<dyn Clock>>,
+    /// The highest token that this process was given, of any queue.
+    seen: Arc<AtomicU64>,
+}
+
+impl Base {
+    fn by_hand(&self) -> Option<i64> {
+        self.clock.as_ref().map(|clock| tx::time(clock.now()))
+    }
+
+    fn bell(&self, queue: &QueueName, suspect: bool, jobs: usize) -> String {
+        listen::bell(&self.ear, queue, suspect, jobs)
+    }
+}
+
+impl PostgresStore {
+    /// Opens a database by its URL, with the settings `namespace`, `schema` and `connections` of ours
+    /// among those of the server: `postgres://app@db.example/app?namespace=billing`.
+    ///
+    /// # Errors
+    /// As [`with`](Self::with); `InvalidInput` for a URL that cannot be read.
+    pub async fn open(url: &str) -> Result<Self> {
+        let (config, options) = parsed(url).map_err(|e| at(Verb::Open, e))?;
+        Self::with(config, options).await
+    }
+
+    /// Opens a database, and brings the schema up to date.
+    ///
+    /// # Errors
+    /// `Unavailable`, `Unsupported`, `TooNew`, `ReadOnly`: each says what to do.
+    pub async fn with(config: Config, options: PostgresOptions) -> Result<Self> {
+        let opened = Self::start(config, options).await;
+        opened.map_err(|fault| at(Verb::Open, fault.into_error()))
+    }
+
+    async fn start(mut config: Config, options: PostgresOptions) -> Done<Self> {
+        // A server that vanished without a word is noticed within a lease's term.
+        config.keepalives_idle(Duration::from_secs(10));
+        config.tcp_user_timeout(Duration::from_secs(20));
+        if config.get_connect_timeout().is_none() {
+            config.connect_timeout(Duration::from_secs(5));
+        }
+        if config.get_application_name().is_none() {
+            config.application_name("leasehold");
+        }
+        let store = Self::assemble(
+            config,
+            options,
+            Arc::default(),
+            Arc::default(),
+            fastrand::u64(..),
+            Arc::default(),
+        )?;
+        let open = store.connection().await?;
+        let schema = &store.shared.options.schema;
+        if store.shared.options.migrates {
+            migrate::migrate(open.client()?, schema).await?;
+        } else if !migrate::is_current(open.client()?, schema).await? {
+            let why = "the schema is not there or older than this program; run the migrations";
+            return Err(Fault::Broken(Error::new(ErrorKind::Unsupported, why)));
+        }
+        open.done();
+        Ok(store)
+    }
+
+    fn assemble(
+        config: Config,
+        options: PostgresOptions,
+        wakers: Arc<Wakers>,
+        listener: Arc<Listener>,
+        from: u64,
+        seen: Arc<AtomicU64>,
+    ) -> Done<Self> {
+        let recycling_method = RecyclingMethod::Fast;
+        let manager =
+            Manager::from_config(config.clone(), NoTls, ManagerConfig { recycling_method });
+        let pool = Pool::builder(manager)
+            .max_size(options.connections)
+            .wait_timeout(Some(Duration::from_secs(30)))
+            .create_timeout(Some(Duration::from_secs(10)))
+            .runtime(Runtime::Tokio1)
+            .build()
+            .map_err(|error| {
+                let why = "the pool of connections cannot be made";
+                Fault::Broken(Error::new(ErrorKind::Unexpected, why).caused_by(error))
+            })?;
+        let patience = options.patience.as_millis();
+        let base = Base {
+            sql: Statements::new(&options.schema),
+            namespace: options.namespace.as_str().to_owned(),
+            ear: Ear {
+                channel: format!("leasehold_{}", options.schema),
+                namespace: options.namespace.as_str().to_owned(),
+                from,
+            },
+            // A transaction that others wait for ends soon, whatever happens to this process.
+            begin: format!(
+                "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {patience}; \
+                 SET LOCAL statement_timeout = '30s'; \
+                 SET LOCAL idle_in_transaction_session_timeout = '10s'"
+            ),
+            clock: options.clock.clone(),
+            seen,
+        };
+        let shared = Shared {
+            config,
+            options,
+            base,
+            pool,
+            wakers,
+            listener,
+        };
+        Ok(Self {
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// The statements that make the tables in a schema, for those who run their migrations by hand.
+    ///
+    /// # Errors
+    /// As [`PostgresOptions::schema`].
+    pub fn migrations(schema: &str) -> Result<String> {
+        let options = PostgresOptions::new().schema(schema)?;
+        Ok(migrate::text(&options.schema))
+    }
+
+    async fn connection(&self) -> Done<Open> {
+        match self.shared.pool.get().await {
+            Ok(client) => Ok(Open(Some(client))),
+            Err(PoolError::Backend(error)) => Err(Fault::Broken(explain(error))),
+            Err(error) => {
+                let why = "no connection became free in time";
+                Err(Fault::Broken(
+                    Error::new(ErrorKind::Contended, why).caused_by(error),
+                ))
+            }
+        }
+    }
+
+    fn ring(&self, bells: Vec<Bell>) {
+        for (queue, suspect, jobs) in bells {
+            self.shared.wakers.wake(&queue, suspect, jobs);
+        }
+    }
+
+    /// Looks for work in a task of its own: a sleeper that nobody polls must not keep a connection.
+    async fn look(&self, queues: &[QueueName], suspects: bool) -> Result<(bool, Option<i64>)> {
+        let (store, queues) = (self.clone(), queues.to_vec());
+        let look = async move {
+            let open = store.connection().await?;
+            let found = {
+                let tx = Tx::new(open.client()?, &store.shared.base, false);
+                tx.look(&queues, suspects).await?
+            };
+            open.done();
+            Ok::<_, Fault>(found)
+        };
+        let looked = tokio::spawn(look).await.unwrap_or_else(|error| {
+            let why = "the look for work did not end";
+            Err(Fault::Broken(
+                Error::new(ErrorKind::Unexpected, why).caused_by(error),
+            ))
+        });
+        looked.map_err(|fault| at(Verb::Wait, fault.into_error()))
+    }
+}
+
+/// A connection in use. One that is dropped in the middle of a transaction is closed, so that the
+/// server rolls it back; it does not go back to the pool.
+struct Open(Option<Object>);
+
+impl Open {
+    fn client(&self) -> Done<&Client> {
+        let client = self.0.as_ref().map(|object| -> &Client { object });
+        client.ok_or_else(|| {
+            let why = "the connection was given back";
+            Fault::Broken(Error::new(ErrorKind::Unexpected, why))
+        })
+    }
+
+    /// Gives it back.
+    fn done(mut self) {
+        drop(self.0.take());
+    }
+
+    /// Rolls back and gives it back, if it still works.
+    async fn undo(self) {
+        let undone = match self.client() {
+            Ok(client) => client.batch_execute("ROLLBACK").await.is_ok(),
+            Err(_) => false,
+        };
+        if undone {
+            self.done();
+        }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if let Some(object) = self.0.take() {
+            drop(Object::take(object));
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // The handle for renewals shares the listener with the one it was made from.
+        if Arc::strong_count(&self.listener) == 1 {
+            self.listener.stop();
+        }
+        self.wakers.wake_all();
+    }
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The configuration may hold a password.
+        f.debug_struct("PostgresStore")
+            .field("options", &self.shared.options)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Runs a step in a transaction of its own; again if the server rolled it back for another's sake.
+macro_rules! step {
+    ($store:expr, $verb:expr, $tx:ident => $body:expr) => {{
+        let mut tries = 0;
+        loop {
+            let done = async {
+                let open = $store.connection().await?;
+                let done = {
+                    let mut $tx = Tx::new(open.client()?, &$store.shared.base, false);
+                    match $body.await {
+                        Ok(answer) => $tx.commit().await.map(|bells| (answer, bells)),
+                        Err(fault) => Err(fault),
+                    }
+                };
+                if done.is_ok() {
+                    open.done();
+                } else {
+                    open.undo().await;
+                }
+                done
+            }
+            .await;
+            match done {
+                Ok((answer, bells)) => {
+                    $store.ring(bells);
+                    break Ok(answer);
+                }
+                Err(Fault::Again(_)) if tries < TRIES => {
+                    tries += 1;
+                    let most = 2_u64 << tries.min(7);
+                    let nap = Duration::from_millis(fastrand::u64(0..most));
+                    tokio::time::sleep(nap).await;
+                }
+                Err(fault) => break Err(at($verb, fault.into_error())),
+            }
+        }
+    }};
+}
+
+#[async_trait]
+impl Store for PostgresStore {
+    fn name(&self) -> &'static str {
+        "postgres"
+    }
+
+    fn namespace(&self) -> Namespace {
+        self.shared.options.namespace.clone()
+    }
+
+    async fn dedicated(&self) -> Result<Arc<dyn Store>> {
+        // The connections of a pool live on the runtime that made them.
+        let shared = &self.shared;
+        let store = Self::assemble(
+            shared.config.clone(),
+            shared.options.clone().connections(DEDICATED),
+            Arc::clone(&shared.wakers),
+            Arc::clone(&shared.listener),
+            shared.base.ear.from,
+            Arc::clone(&shared.base.seen),
+        );
+        let store = store.map_err(|fault| at(Verb::Open, fault.into_error()))?;
+        Ok(Arc::new(store))
+    }
+
+    async fn open_session(&self) -> Result<SessionId> {
+        step!(self, Verb::Open, tx => tx.open_session())
+    }
+
+    async fn enqueue(&self, request: EnqueueRequest) -> Result<Vec<Enqueued>> {
+        request.validate().map_err(|e| at(Verb::Enqueue, e))?;
+        step!(self, Verb::Enqueue, tx => tx.enqueue(&request))
+    }
+
+    async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
+        request.validate().map_err(|e| at(Verb::Claim, e))?;
+        let claimed = step!(self, Verb::Claim, tx => tx.claim(&request));
+        // A refused claim is rolled back with the settlements that rode along: they stand by themselves.
+        if let (Err(refused), Some(settle)) = (&claimed, &request.settle)
+            && refused.kind().is_certain()
+        {
+            self.settle(settle.clone()).await?;
+        }
+        claimed
+    }
+
+    async fn renew(&self, beats: Vec<Beat>) -> Result<Vec<Renewal>> {
+        Beat::validate_all(&beats).map_err(|e| at(Verb::Renew, e))?;
+        step!(self, Verb::Renew, tx => tx.renew(&beats))
+    }
+
+    async fn settle(&self, request: SettleRequest) -> Result<Vec<Verdict>> {
+        request.validate().map_err(|e| at(Verb::Settle, e))?;
+        step!(self, Verb::Settle, tx => tx.settle(&request))
+    }
+
+    async fn checkpoint(&self, request: CheckpointRequest) -> Result<Vec<Checkpointed>> {
+        request.validate().map_err(|e| at(Verb::Checkpoint, e))?;
+        step!(self, Verb::Checkpoint, tx => tx.checkpoint(&request))
+    }
+
+    async fn reap(&self, request: ReapRequest) -> Result<Vec<Expiry>> {
+        bounded("max", request.max, limits::STEP_JOBS).map_err(|e| at(Verb::Reap, e))?;
+        step!(self, Verb::Reap, tx => tx.reap(&request))
+    }
+
+    async fn control(&self, request: ControlRequest) -> Result<Controlled> {
+        request.validate().map_err(|e| at(Verb::Control, e))?;
+        step!(self, Verb::Control, tx => tx.control(&request))
+    }
+
+    async fn inspect(&self, query: Query) -> Result<View> {
+        step!(self, Verb::Inspect, tx => tx.inspect(&query))
+    }
+
+    async fn wait(&self, queues: &[QueueName], suspects: bool, limit: Duration) -> Result<()> {
+        let shared = &self.shared;
+        // The bell is hung up before the look, so that no job slips in between.
+        let mut bell = shared.wakers.sleep(queues, suspects);
+        let mut came_up = shared.listener.subscribe();
+        shared
+            .listener
+            .start(&shared.config, &shared.base.ear, &shared.wakers);
+        let until = monotonic() + limit;
+        let mut first_due = None;
+        loop {
+            let (work, due) = self.look(queues, suspects).await?;
+            let known = *first_due.get_or_insert(due);
+            let earlier = due.is_some_and(|due| known.is_none_or(|known| due < known));
+            if work || earlier || monotonic() >= until {
+                return Ok(());
+            }
+            let next = until.min(monotonic() + LOOK_EVERY);
+            tokio::select! {
+                _ = &mut bell => return Ok(()),
+                _ = came_up.changed() => {}
+                () = tokio::time::sleep_until(next) => {}
+            }
+        }
+    }
+
+    async fn prune(&self, request: PruneRequest) -> Result<u64> {
+        bounded("max", request.max, limits::CALL_ITEMS).map_err(|e| at(Verb::Prune, e))?;
+        step!(self, Verb::Prune, tx => tx.prune(&request))
+    }
+}
+
+/// Names the verb and the store in an error.
+fn at(verb: Verb, error: Error) -> Error {
+    error.during(verb).in_store("postgres")
+}
+
+/// A URL's settings of ours, and what is left for the server. Nothing of the URL is ever shown: it may
+/// hold a password.
+fn parsed(url: &str) -> Result<(Config, PostgresOptions)> {
+    let (address, query) = url.split_once('?').unwrap_or((url, ""));
+    let mut options = PostgresOptions::new();
+    let mut theirs = Vec::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        match pair.split_once('=') {
+            Some(("namespace", name)) => options.namespace = Namespace::new(name)?,
+            Some(("schema", name)) => options = options.schema(name)?,
+            Some(("connections", n)) => {
+                let n = n.parse().ok().filter(|n| (1..=1_000).contains(n));
+                let bad = || Error::invalid("url", "connections", "a number from 1 to 1,000");
+                options = options.connections(n.ok_or_else(bad)?);
+            }
+            _ => theirs.push(pair),
+        }
+    }
+    let rest = if theirs.is_empty() {
+        address.to_owned()
+    } else {
+        format!("{address}?{}", theirs.join("&"))
+    };
+    let config = rest.parse::<Config>().map_err(|_| {
+        let allowed = "postgres://USER:PASSWORD@HOST:PORT/DATABASE?SETTING=VALUE";
+        Error::invalid("url", "one that cannot be read", allowed)
+    })?;
+    Ok((config, options))
+}

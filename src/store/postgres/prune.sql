@@ -1,0 +1,12 @@
+-- prune: delete settled jobs past their retention, and unique keys past their window.
+-- in   a queue, a moment, how many      out  the states of the rows deleted
+-- why  found by an index on the end of the retention; dead jobs are not in it
+
+-- name: unique_past
+DELETE FROM leasehold.uniques WHERE queue = $1 AND until IS NOT NULL AND until <= $2;
+
+-- name: take_kept
+DELETE FROM leasehold.aside WHERE seq = ANY (ARRAY (
+    SELECT seq FROM leasehold.aside WHERE queue = $1 AND keep_until IS NOT NULL AND keep_until <= $2
+    ORDER BY state, at, seq LIMIT $3 FOR UPDATE SKIP LOCKED))
+RETURNING state;

@@ -1,0 +1,26 @@
+-- settle: end held leases.
+-- in   receipts and outcomes      out  one verdict per receipt
+-- why  the grants are locked first (renew.sql). A settled grant is two deletes; a half-settled one is
+--      compacted, so that one slow job does not pin a megabyte
+
+-- name: records
+SELECT queue, id, heads, records FROM leasehold.records
+WHERE (queue, id) IN (SELECT queue, id FROM unnest($1::integer[], $2::bigint[]) AS k (queue, id));
+
+-- name: grants_end
+WITH over AS (
+    DELETE FROM leasehold.grants g USING unnest($1::integer[], $2::bigint[]) AS k (queue, id)
+    WHERE g.queue = k.queue AND g.id = k.id RETURNING g.queue, g.id, g.leases, g.noted
+), noted AS (
+    DELETE FROM leasehold.notes n USING over o
+    WHERE o.noted AND n.queue = o.queue AND n.token >= o.id AND n.token < o.id + o.leases
+)
+DELETE FROM leasehold.records r USING over o WHERE r.queue = o.queue AND r.id = o.id;
+
+-- name: records_compact
+UPDATE leasehold.records r SET heads = k.heads, records = k.records
+FROM unnest($1::integer[], $2::bigint[], $3::bytea[], $4::bytea[]) AS k (queue, id, heads, records)
+WHERE r.queue = k.queue AND r.id = k.id;
+
+-- name: floor_raise
+UPDATE leasehold.queues SET floor = greatest(floor, $2) WHERE id = $1;

@@ -1,0 +1,183 @@
+//! The server restarts, connections die, a client freezes in the middle of a transaction.
+
+use std::time::Duration;
+
+use leasehold::inspect;
+use leasehold::store::{EnqueueRequest, Enqueued, PostgresStore};
+use leasehold::{ErrorKind, JobId, Store};
+
+use crate::server::{Server, shared};
+use crate::{Caller, answered, complete, job};
+
+const TERM: Duration = Duration::from_secs(60);
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn many_processes_may_start_at_once() {
+    let server = Server::start(&["fsync=off", "max_connections=100"]);
+    let opening: Vec<_> = (0..16)
+        .map(|_| {
+            tokio::spawn(PostgresStore::with(
+                server.config(),
+                Server::options().connections(1),
+            ))
+        })
+        .collect();
+    for opened in opening {
+        opened.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_call_goes_on_over_a_restart() {
+    let mut server = Server::start(&["fsync=off"]);
+    let store = PostgresStore::with(server.config(), Server::options())
+        .await
+        .unwrap();
+    let mut caller = Caller::new(store).await;
+    let ids = caller.enqueue(3).await;
+    server.restart();
+    let request = caller.claim_request(3, TERM);
+    let claimed = answered(|| caller.store.claim(request.clone())).await;
+    let granted: Vec<JobId> = claimed.grants[0].leases.iter().map(|l| l.job.id).collect();
+    assert_eq!(granted, ids);
+}
+
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_repeat_after_a_killed_connection_counts_once() {
+    let server = Server::start(&["fsync=off"]);
+    let options = Server::options().connections(1);
+    let store = PostgresStore::with(server.config(), options).await.unwrap();
+    let mut caller = Caller::new(store).await;
+    let db = server.client().await;
+    for _ in 0..20 {
+        let request = EnqueueRequest {
+            request: caller.request(),
+            jobs: vec![(JobId::generate(), job())],
+        };
+        let kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+                    WHERE application_name = 'leasehold'";
+        let (first, _) = tokio::join!(caller.store.enqueue(request.clone()), async {
+            tokio::time::sleep(Duration::from_micros(fastrand::u64(0..3_000))).await;
+            db.query(kill, &[]).await.unwrap()
+        });
+        if let Err(error) = &first {
+            assert!(
+                error.is_transient() && !error.kind().is_certain(),
+                "{error:?}"
+            );
+        }
+        let stored = answered(|| caller.store.enqueue(request.clone())).await;
+        assert!(matches!(stored[0], Enqueued::New(_)));
+    }
+    let ledger = inspect::ledger(&caller.store).await.unwrap();
+    assert_eq!(ledger.enqueued, 20);
+}
+
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_frozen_clients_transaction_stops_nobody_else() {
+    let server = shared();
+    let options = Server::options().patience(Duration::from_millis(300));
+    let store = PostgresStore::with(server.config(), options).await.unwrap();
+    let mut caller = Caller::new(store).await;
+    caller.enqueue(2).await;
+    let held = caller.claim_one(TERM).await.unwrap();
+    // It settles and enqueues in a transaction, and is not heard of again.
+    let mut frozen = server.client().await;
+    let tx = frozen.transaction().await.unwrap();
+    let settled = caller.store.settle_in(&tx, &complete(held.clone())).await;
+    assert!(settled.unwrap().is_held());
+    caller.store.enqueue_in(&tx, vec![job()]).await.unwrap();
+    let limit = tx
+        .query_one("SHOW idle_in_transaction_session_timeout", &[])
+        .await;
+    assert_eq!(
+        limit.unwrap().get::<_, String>(0),
+        "1min",
+        "our limit on it"
+    );
+
+    caller.enqueue(1).await;
+    let other = caller.claim_one(TERM).await.expect("another job");
+    let request = leasehold::store::SettleRequest {
+        request: caller.request(),
+        settlements: vec![complete(other)],
+    };
+    assert!(caller.store.settle(request).await.unwrap()[0].is_held());
+    // Only who wants the very same grant waits, and not for ever.
+    let request = leasehold::store::SettleRequest {
+        request: caller.request(),
+        settlements: vec![complete(held)],
+    };
+    let error = caller.store.settle(request.clone()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Contended, "{error:?}");
+    tx.rollback().await.unwrap();
+    assert!(caller.store.settle(request).await.unwrap()[0].is_held());
+}
+
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn errors_say_what_they_are() {
+    let server = shared();
+    let wrong: tokio_postgres::Config = server
+        .url()
+        .replace("/postgres", "/nowhere")
+        .parse()
+        .unwrap();
+    let error = PostgresStore::with(wrong, Server::options())
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+    let secret = "postgres://me:swordfish@127.0.0.1:1/jobs?connect_timeout=1";
+    let error = leasehold::Client::open(secret).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    assert!(!format!("{error:?} {error}").contains("swordfish"));
+    let error = leasehold::Client::open("postgres://h/d?schema=Bad-Name")
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+}
+
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_standby_is_worth_waiting_for() {
+    let primary = Server::start(&["fsync=off", "wal_level=replica"]);
+    let options = Server::options();
+    let store = PostgresStore::with(primary.config(), options.clone())
+        .await
+        .unwrap();
+    drop(store);
+    let standby = primary.standby();
+    let store = PostgresStore::with(standby.config(), options)
+        .await
+        .unwrap();
+    let error = store.open_session().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
+    standby.promote().await;
+    answered(|| store.open_session()).await;
+}
+
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn another_process_is_woken() {
+    let server = shared();
+    let options = Server::options();
+    let here = PostgresStore::with(server.config(), options.clone())
+        .await
+        .unwrap();
+    let there = PostgresStore::with(server.config(), options).await.unwrap();
+    let mut there = Caller::new(there).await;
+    let queue = [leasehold::job::QueueName::default()];
+    for _ in 0..5 {
+        let waiting = tokio::spawn({
+            let (here, queue) = (here.clone(), queue.clone());
+            async move { here.wait(&queue, false, Duration::from_secs(600)).await }
+        });
+        there.enqueue(1).await;
+        waiting.await.unwrap().unwrap();
+        assert!(there.claim_one(TERM).await.is_some());
+    }
+}

@@ -1,0 +1,322 @@
+//! Private PostgreSQL servers for tests: started on a free port in a directory of their own, killed,
+//! frozen and restarted at will, and gone with the test, however that ends.
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(clippy::disallowed_methods, reason = "it waits on the real time")]
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use leasehold::clock::Clock;
+use leasehold::job::Namespace;
+use leasehold::store::{PostgresOptions, PostgresStore};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use tokio_postgres::{Client, Config, NoTls};
+
+/// The server refuses to run as root: then it runs as nobody.
+const NOBODY: u32 = 65_534;
+const READY_WITHIN: Duration = Duration::from_secs(60);
+
+/// A running server.
+pub(crate) struct Server {
+    dir: PathBuf,
+    bin: PathBuf,
+    port: u16,
+    settings: Vec<String>,
+    child: Option<Child>,
+    /// Ends when its input does, that is with this process, and takes the server along.
+    watch: Option<Child>,
+}
+
+/// One server for all tests of a binary that do it no harm.
+pub(crate) fn shared() -> &'static Server {
+    static SHARED: OnceLock<Server> = OnceLock::new();
+    SHARED.get_or_init(|| Server::start(&["max_connections=400", "fsync=off"]))
+}
+
+fn bin() -> PathBuf {
+    let versions = std::fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten();
+    let mut found: Vec<PathBuf> = versions
+        .flatten()
+        .map(|version| version.path().join("bin"))
+        .chain(std::env::split_paths(
+            &std::env::var_os("PATH").unwrap_or_default(),
+        ))
+        .filter(|dir| dir.join("initdb").exists() && dir.join("pg_isready").exists())
+        .collect();
+    found.sort();
+    found.pop().expect("postgresql: ./tests/run installs it")
+}
+
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A command of the server's, as somebody who may run it.
+fn command(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    if is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    command.current_dir("/").stdin(Stdio::null());
+    command
+}
+
+fn run(command: &mut Command) {
+    let done = command.output().expect("a command that starts");
+    let text = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{command:?}: {text}");
+}
+
+impl Server {
+    /// Starts a fresh server.
+    pub(crate) fn start(settings: &[&str]) -> Self {
+        let mut server = Self::empty(settings);
+        run(command(&server.bin.join("initdb"))
+            .args([
+                "-U",
+                "postgres",
+                "-A",
+                "trust",
+                "-E",
+                "UTF8",
+                "--locale=C",
+                "-N",
+                "-D",
+            ])
+            .arg(server.data()));
+        server.launch();
+        server
+    }
+
+    /// A place for a server, without data.
+    fn empty(settings: &[&str]) -> Self {
+        let dir = tempfile::Builder::new()
+            .prefix("leasehold-pg-")
+            .tempdir()
+            .expect("a directory")
+            .keep();
+        if is_root() {
+            std::os::unix::fs::chown(&dir, Some(NOBODY), Some(NOBODY)).expect("to give it away");
+        }
+        let clean = "cat > /dev/null; pid=$(head -n 1 \"$1/data/postmaster.pid\" 2> /dev/null); \
+                     [ -z \"$pid\" ] || kill -CONT -- \"-$pid\" 2> /dev/null; \
+                     [ -z \"$pid\" ] || kill -KILL -- \"-$pid\" 2> /dev/null; sleep 0.2; rm -rf \"$1\"";
+        let watch = Command::new("sh")
+            .args(["-c", clean, "sh"])
+            .arg(&dir)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .expect("a watch");
+        Self {
+            dir,
+            bin: bin(),
+            port: free_port(),
+            settings: settings.iter().map(ToString::to_string).collect(),
+            child: None,
+            watch: Some(watch),
+        }
+    }
+
+    /// Somebody else's server, known by its URL.
+    pub(crate) fn elsewhere(url: &str) -> Self {
+        let config: Config = url.parse().expect("a good URL");
+        Self {
+            dir: PathBuf::new(),
+            bin: PathBuf::new(),
+            port: config.get_ports()[0],
+            settings: Vec::new(),
+            child: None,
+            watch: None,
+        }
+    }
+
+    /// Stops, copies all data, and goes on.
+    pub(crate) fn back_up(&mut self) {
+        self.stop();
+        self.copy("data", "backup");
+        self.launch();
+    }
+
+    /// Loses its data, and goes on from the copy.
+    pub(crate) fn restore(&mut self) {
+        self.kill();
+        self.copy("backup", "data");
+        self.launch();
+    }
+
+    fn copy(&self, from: &str, to: &str) {
+        let (from, to) = (self.dir.join(from), self.dir.join(to));
+        let _ = std::fs::remove_dir_all(&to);
+        run(command(Path::new("cp")).arg("-a").args([from, to]));
+    }
+
+    /// A standby that follows this server.
+    pub(crate) fn standby(&self) -> Self {
+        let mut standby = Self::empty(&["fsync=off"]);
+        let port = self.port.to_string();
+        run(command(&self.bin.join("pg_basebackup"))
+            .args(["-h", "127.0.0.1", "-p", &port, "-U", "postgres"])
+            .args(["-R", "-X", "stream", "-c", "fast", "--no-sync", "-D"])
+            .arg(standby.data()));
+        standby.launch();
+        standby
+    }
+
+    /// The standby hears no more of its primary.
+    pub(crate) async fn cut_off(&self) {
+        let db = self.client().await;
+        db.batch_execute("ALTER SYSTEM SET primary_conninfo = ''")
+            .await
+            .expect("to cut it off");
+        db.batch_execute("SELECT pg_reload_conf()")
+            .await
+            .expect("to cut it off");
+        let receives = "SELECT count(*) FROM pg_stat_wal_receiver";
+        while db
+            .query_one(receives, &[])
+            .await
+            .expect("a count")
+            .get::<_, i64>(0)
+            > 0
+        {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub(crate) async fn promote(&self) {
+        let db = self.client().await;
+        let done = db.query_one("SELECT pg_promote(true, 60)", &[]).await;
+        assert!(done.expect("to promote it").get::<_, bool>(0));
+    }
+
+    fn data(&self) -> PathBuf {
+        self.dir.join("data")
+    }
+
+    /// Starts the server on its data, and waits until it answers.
+    pub(crate) fn launch(&mut self) {
+        let began = Instant::now();
+        loop {
+            let log = std::fs::File::options()
+                .create(true)
+                .append(true)
+                .open(self.dir.join("log"))
+                .expect("a log");
+            let mut server = command(&self.bin.join("postgres"));
+            server.arg("-D").arg(self.data()).arg("-k").arg(&self.dir);
+            server.args(["-p", &self.port.to_string()]);
+            server.args(["-c", "listen_addresses=127.0.0.1", "-c", "timezone=UTC"]);
+            for setting in &self.settings {
+                server.args(["-c", setting]);
+            }
+            server.stdout(log.try_clone().expect("a log")).stderr(log);
+            server.process_group(0);
+            self.child = Some(server.spawn().expect("a server"));
+            // After a kill the shared memory of the last one may still be in use: then again.
+            while self.alive() && began.elapsed() < READY_WITHIN {
+                let mut ready = command(&self.bin.join("pg_isready"));
+                ready.args(["-q", "-h", "127.0.0.1", "-p", &self.port.to_string()]);
+                if ready.status().is_ok_and(|status| status.success()) {
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            let log = std::fs::read_to_string(self.dir.join("log")).unwrap_or_default();
+            assert!(began.elapsed() < READY_WITHIN, "no server: {log}");
+            self.kill();
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    fn alive(&mut self) -> bool {
+        let child = self.child.as_mut();
+        child.is_some_and(|child| child.try_wait().is_ok_and(|ended| ended.is_none()))
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        let child = self.child.as_ref().expect("a running server");
+        Pid::from_raw(child.id().cast_signed()).expect("a process")
+    }
+
+    /// Kills all of it at once, as the loss of its machine would.
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let pid = Pid::from_raw(child.id().cast_signed()).expect("a process");
+            let _ = kill_process_group(pid, Signal::KILL);
+            let _ = kill_process(pid, Signal::KILL);
+            let _ = child.wait();
+        }
+    }
+
+    /// Stops it in order, and starts it again.
+    pub(crate) fn restart(&mut self) {
+        self.stop();
+        self.launch();
+    }
+
+    fn stop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let pid = Pid::from_raw(child.id().cast_signed()).expect("a process");
+            kill_process(pid, Signal::INT).expect("to stop the server");
+            child.wait().expect("its end");
+        }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    pub(crate) fn config(&self) -> Config {
+        self.url().parse().expect("a good URL")
+    }
+
+    /// A connection of the test's own.
+    pub(crate) async fn client(&self) -> Client {
+        let (client, connection) = self.config().connect(NoTls).await.expect("a connection");
+        tokio::spawn(async move {
+            // It ends when the client or the server does.
+            let _ = connection.await;
+        });
+        client
+    }
+
+    /// A store in a namespace that nobody else has, on a clock of the test's.
+    pub(crate) async fn store(&self, clock: impl Clock) -> PostgresStore {
+        let options = Self::options().connections(4).clock(clock);
+        PostgresStore::with(self.config(), options)
+            .await
+            .expect("a store")
+    }
+
+    /// Options with a namespace that nobody else has.
+    pub(crate) fn options() -> PostgresOptions {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("case-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        PostgresOptions::new().namespace(Namespace::new(name).expect("a good name"))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+        if let Some(mut watch) = self.watch.take() {
+            drop(watch.stdin.take());
+            let _ = watch.wait();
+        }
+    }
+}

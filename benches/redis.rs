@@ -8,6 +8,8 @@
 //! bytes a call, one connection, eight calls in flight; the store does the same with leases. Both
 //! sides take turns; figures are medians. CPU is the server's.
 
+#![allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
+
 mod common;
 
 use std::process::{Child, Command, Stdio};

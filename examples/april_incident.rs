@@ -36,10 +36,10 @@ const ARMS: [&str; 3] = [
 async fn merge(arm: &str, registry: PathBuf, ctx: &Context) -> Result<(), Failure> {
     let line = format!("merged under token {}\n", ctx.token());
     // The order is the point: the fence is opened before anything is read.
-    let mut fenced = match arm == ARMS[2] {
-        true => Some(ctx.fence(FencedFile::new(&registry)).await?),
-        false => None,
-    };
+    let mut fenced = None;
+    if arm == ARMS[2] {
+        fenced = Some(ctx.fence(FencedFile::new(&registry)).await?);
+    }
     let mut content = match &fenced {
         Some(opened) => opened.read().await?,
         None => fs::read(&registry)?,

@@ -495,7 +495,6 @@ fn a_lock_that_blocks_the_thread_is_reported_by_the_watchdog() {
 fn twenty_await_points_are_all_tried_and_no_time_is_waited_for() {
     let polls = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let counted = Arc::clone(&polls);
-    let begin = std::time::Instant::now();
     let report = Zombie::new(&Merge { steps: 18 }, Cell::<Names>::default, move |cell| {
         let polls = Arc::clone(&counted);
         move |job: Merge, ctx: Context| {
@@ -513,11 +512,6 @@ fn twenty_await_points_are_all_tried_and_no_time_is_waited_for() {
     })
     .watch("registry", count)
     .run();
-    let took = begin.elapsed();
-    println!(
-        "{report}, {} steps, {took:?}",
-        polls.load(Ordering::Relaxed)
-    );
     assert_eq!(report.await_points(), 20);
     // Each zombie wakes up before and after its successor opens the fence and changes something, in
     // both roles of the successor, and when all is over.

@@ -1000,7 +1000,7 @@ async fn busiest_seconds(stubborn: bool) -> (usize, usize) {
     let calls = calls.lock().unwrap();
     let busiest = |from: Duration, to: Duration| {
         let second = Duration::from_secs(1);
-        let within: Vec<_> = calls.iter().filter(|at| (from..to).contains(at)).collect();
+        let within: Vec<_> = calls.iter().filter(|at| (from..to).contains(*at)).collect();
         let starts = within.iter().enumerate();
         let counts = starts.map(|(i, at)| within[i..].partition_point(|b| **b < **at + second));
         counts.max().unwrap_or_default()

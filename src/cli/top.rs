@@ -215,8 +215,8 @@ mod tests {
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let open = || rustix::fs::open(&name, flags, Mode::empty()).unwrap();
         let mut command = Command::new(std::env::current_exe().unwrap());
-        let test = "cli::top::tests::child_that_panics_with_the_screen_open";
-        command.args(["--exact", test, "--nocapture"]);
+        let only = "cli::top::tests::child_that_panics_with_the_screen_open";
+        command.args(["--exact", only, "--nocapture"]);
         command.env(CHILD, "1").env("TERM", "xterm-256color");
         command.stdin(open()).stdout(open()).stderr(open());
         let kept = open();

@@ -13,13 +13,13 @@
 //! use leasehold::fence::memory::Cell;
 //! use leasehold::{Context, Failure};
 //! # use serde::{Deserialize, Serialize};
-//! # #[derive(Serialize, Deserialize)] struct Debit { amount: i64 }
-//! # impl leasehold::Job for Debit { const KIND: &'static str = "debit"; }
+//! # #[derive(Serialize, Deserialize)] struct Limit { most: i64 }
+//! # impl leasehold::Job for Limit { const KIND: &'static str = "limit"; }
 //!
-//! async fn debit(job: Debit, ctx: Context, account: Cell<i64>) -> Result<(), Failure> {
-//!     let mut account = ctx.fence(&account).await?;
-//!     if account.read()? >= job.amount {
-//!         account.write_once("debit", |balance| *balance -= job.amount)?;
+//! async fn raise(job: Limit, ctx: Context, limit: Cell<i64>) -> Result<(), Failure> {
+//!     let mut limit = ctx.fence(&limit).await?;
+//!     if limit.read()? < job.most {
+//!         limit.write(|most| *most = job.most)?;
 //!     }
 //!     Ok(())
 //! }
@@ -28,8 +28,8 @@
 //! What was not opened cannot be written to:
 //!
 //! ```compile_fail,E0599
-//! # async fn handler(ctx: leasehold::Context, account: leasehold::fence::memory::Cell<i64>) {
-//! account.write(|balance| *balance -= 1);
+//! # async fn handler(ctx: leasehold::Context, limit: leasehold::fence::memory::Cell<i64>) {
+//! limit.write(|most| *most = 1);
 //! # }
 //! ```
 //!

@@ -9,6 +9,8 @@
 //! | [`keys`] | how to have one job only, or one at a time |
 //! | [`stores`] | what each store guarantees, and how to write another |
 //! | [`redis`] | what Redis can lose with which settings, what to allow its user, how to size it |
+//! | [`guarantees`] | what is promised, on what it rests, and which test holds it |
+//! | [`security`] | what an attacker meets |
 //! | [`errors`] | answers, trouble and wishes: three kinds of "no" |
 //! | [`operations`] | what to watch, how to choose terms, how to deploy |
 //! | [`glossary`] | what each word means |
@@ -45,3 +47,9 @@ pub mod operations {}
 
 #[doc = include_str!("glossary.md")]
 pub mod glossary {}
+
+#[doc = include_str!("guarantees.md")]
+pub mod guarantees {}
+
+#[doc = include_str!("security.md")]
+pub mod security {}

@@ -61,7 +61,15 @@ fn on_one_queue(mut program: Vec<Step>) -> Vec<Step> {
     program
 }
 
-fn with_time_in_order(mut program: Vec<Step>) -> Vec<Step> {
+/// Both issuers are as old as the program: a new one starts 20 ms ahead of the clock, where another
+/// may not follow it yet.
+fn with_time_in_order(rest: Vec<Step>) -> Vec<Step> {
+    let mut program = vec![
+        Step::Control(ControlSpec::Resume(0)),
+        Step::Control(ControlSpec::Resume(1)),
+        Step::Advance(1),
+    ];
+    program.extend(rest);
     program.retain(|step| !matches!(step, Step::Back(_)));
     for step in &mut program {
         let ends = match step {

@@ -24,6 +24,8 @@ use crate::MACHINE;
 #[cfg(feature = "postgres")]
 use crate::postgres_server::Postgres;
 use crate::process::Process;
+#[cfg(feature = "redis")]
+use crate::redis_server::Standalone;
 use crate::register::Place;
 use crate::roles::{GO, Role, say};
 use crate::world::figures;
@@ -200,12 +202,12 @@ async fn run(arm: Arm, queue: String, place: Place) -> Tally {
     let mut tally = Tally::default();
     let mut frozen: Vec<Frozen> = Vec::new();
     loop {
-        for number in 0..HOLDERS {
-            while let Some(line) = holders[number].overhear() {
+        for (number, holder) in holders.iter_mut().enumerate() {
+            while let Some(line) = holder.overhear() {
                 tally.hear(&line);
                 match line.split_once(' ') {
                     Some(("read", key)) => {
-                        holders[number].signal(Signal::STOP);
+                        holder.signal(Signal::STOP);
                         tally.pauses += 1;
                         frozen.push(Frozen {
                             number,
@@ -216,12 +218,14 @@ async fn run(arm: Arm, queue: String, place: Place) -> Tally {
                     }
                     Some(("again", key)) => {
                         let zombie = frozen.iter_mut().rfind(|zombie| zombie.key == key);
-                        zombie.into_iter().for_each(|zombie| zombie.replaced = true);
+                        if let Some(zombie) = zombie {
+                            zombie.replaced = true;
+                        }
                     }
                     _ => {}
                 }
             }
-            assert!(!holders[number].has_ended(), "{arm:?}: a holder has ended");
+            assert!(!holder.has_ended(), "{arm:?}: a holder has ended");
         }
         frozen.retain(|zombie| {
             let now = Instant::now();
@@ -314,7 +318,7 @@ fn registers(dir: &Path) -> Vec<(&'static str, On<Place>)> {
     let dir = dir.to_owned();
     let sqlite = move |arm| Place::Sqlite(dir.join(format!("{arm:?}-register.db")));
     #[cfg_attr(
-        not(feature = "postgres"),
+        not(any(feature = "postgres", feature = "redis")),
         expect(unused_mut, reason = "there is but one")
     )]
     let mut registers: Vec<(_, On<Place>)> = vec![("sqlite", Box::new(sqlite))];
@@ -327,10 +331,16 @@ fn registers(dir: &Path) -> Vec<(&'static str, On<Place>)> {
         };
         registers.push(("postgres", Box::new(postgres)));
     }
+    #[cfg(feature = "redis")]
+    if campaign() {
+        let server = Standalone::start(&[]);
+        let redis = move |arm| Place::Redis(server.url().to_owned(), format!("{arm:?}"));
+        registers.push(("redis", Box::new(redis)));
+    }
     registers
 }
 
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "postgres", feature = "redis"))]
 fn campaign() -> bool {
     std::env::var("LEASEHOLD_CAMPAIGN").is_ok_and(|value| value == "1")
 }

@@ -14,6 +14,15 @@ mod broken;
 #[path = "../support/postgres.rs"]
 mod postgres_server;
 mod process;
+#[cfg(feature = "redis")]
+#[allow(dead_code, unused_imports, reason = "other tests use more of it")]
+#[allow(
+    clippy::unused_self,
+    clippy::format_push_string,
+    reason = "it is not this test's"
+)]
+#[path = "../support/redis/mod.rs"]
+mod redis_server;
 mod register;
 mod roles;
 mod world;

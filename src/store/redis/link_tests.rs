@@ -1,12 +1,13 @@
 //! The link on real servers that are killed, frozen, replaced and refuse it.
 
 #![allow(clippy::disallowed_methods, reason = "it measures the real time")]
+#![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::io::Read as _;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use redis::Value;
 use tokio::task::JoinSet;
@@ -349,8 +350,8 @@ async fn a_dedicated_link_works_when_the_other_runtime_stands_still() {
 async fn a_socket_in_the_file_system_will_do() {
     let place = tempfile::TempDir::new().unwrap();
     let path = place.path().join("redis.sock");
-    let line = format!("unixsocket {}", path.display());
-    let _one = Standalone::start(&[&line]);
+    let socket = format!("unixsocket {}", path.display());
+    let _one = Standalone::start(&[&socket]);
     let link = link(&format!("redis+unix://{}", path.display()));
     assert_eq!(count(&link, "n").await.unwrap(), 1);
 }

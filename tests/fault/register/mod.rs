@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(feature = "redis")]
+mod redis;
 mod sqlite;
 
 pub(crate) type Names = BTreeSet<u64>;
@@ -20,6 +22,9 @@ pub(crate) enum Place {
     /// A server, and the table.
     #[cfg(feature = "postgres")]
     Postgres(String, String),
+    /// A server, and the tag of the keys.
+    #[cfg(feature = "redis")]
+    Redis(String, String),
 }
 
 impl Place {
@@ -29,6 +34,9 @@ impl Place {
             Self::Sqlite(path) => sqlite::Row::create(path, key),
             #[cfg(feature = "postgres")]
             Self::Postgres(server, table) => postgres::Row::create(server, table, key).await,
+            // A key that is not there is an empty register.
+            #[cfg(feature = "redis")]
+            Self::Redis(..) => {}
         }
     }
 
@@ -40,6 +48,8 @@ impl Place {
             Self::Postgres(server, table) => {
                 Box::new(postgres::Row::connect(server, table, key).await)
             }
+            #[cfg(feature = "redis")]
+            Self::Redis(server, tag) => Box::new(redis::Value::connect(server, tag, key).await),
         }
     }
 }

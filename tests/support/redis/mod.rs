@@ -6,6 +6,13 @@
 //!
 //! All of it blocks: servers are other processes, and a test has nothing else to do meanwhile.
 
+#![allow(clippy::disallowed_methods, reason = "it waits on the real time")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "trouble with a server should stop the test"
+)]
+
+use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -171,7 +178,7 @@ impl Server {
             conf += "save \"\"\nappendonly no\nrepl-diskless-sync-delay 0\n";
         }
         if let Some(bus) = &bus {
-            conf += &format!("cluster-port {}\n", bus.number);
+            let _ = writeln!(conf, "cluster-port {}", bus.number);
         }
         conf += &lines.join("\n");
         fs::write(place.join("redis.conf"), conf + "\n").unwrap();

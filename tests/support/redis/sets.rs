@@ -160,7 +160,7 @@ impl Cluster {
             self.nodes[0].tell::<()>(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
         }
         for node in &self.nodes {
-            self.says(node, "cluster_known_nodes", "6");
+            says(node, "cluster_known_nodes", "6");
         }
         for (replica, primary) in self.nodes[3..].iter().zip(&self.nodes) {
             let id: String = primary.tell(&["CLUSTER", "MYID"]);
@@ -172,20 +172,13 @@ impl Cluster {
         self.settled();
     }
 
-    fn says(&self, node: &Server, field: &str, value: &str) {
-        until(&format!("{field}:{value} on {}", node.address()), || {
-            let found = node.info(&["CLUSTER", "INFO"], field)?;
-            (found == value).then_some(())
-        });
-    }
-
     /// Waits until every running node says that all slots are served, and by whom is agreed; and
     /// until every running replica is in sync.
     pub(crate) fn settled(&self) {
         let running: Vec<&Server> = self.nodes.iter().filter(|n| n.is_running()).collect();
         for node in &running {
-            self.says(node, "cluster_state", "ok");
-            self.says(node, "cluster_slots_ok", "16384");
+            says(node, "cluster_state", "ok");
+            says(node, "cluster_slots_ok", "16384");
             until("the replica is in sync", || {
                 let replication = |field| node.info(&["INFO", "replication"], field);
                 let role = replication("role")?;
@@ -257,4 +250,11 @@ fn owners(node: &Server) -> Option<Vec<(u16, u16, u16)>> {
     let mut rows = answer.iter().map(row).collect::<Option<Vec<_>>>()?;
     rows.sort_unstable();
     Some(rows)
+}
+
+fn says(node: &Server, field: &str, value: &str) {
+    until(&format!("{field}:{value} on {}", node.address()), || {
+        let found = node.info(&["CLUSTER", "INFO"], field)?;
+        (found == value).then_some(())
+    });
 }

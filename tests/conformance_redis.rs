@@ -1,4 +1,5 @@
-//! Every case of the conformance suite on a private Redis server, each in a namespace of its own.
+//! Every case of the conformance suite on private Redis servers, each in a namespace of its own:
+//! on one server, on a cluster of six, and for a user who may do no more than [`acl_rule`] says.
 
 #![cfg(unix)]
 #![allow(missing_docs, reason = "a test, not an interface")]
@@ -12,8 +13,9 @@ use std::sync::OnceLock;
 use leasehold::clock::ManualClock;
 use leasehold::job::Namespace;
 use leasehold::store::conformance::ManualFixture;
-use leasehold::store::{RedisOptions, RedisStore};
-use support::redis::Standalone;
+use leasehold::store::{RedisOptions, RedisStore, acl_rule};
+use leasehold::{ErrorKind, Store as _};
+use support::redis::{Cluster, Standalone};
 
 /// One server for all cases. Its watchdog ends it with the process.
 fn server() -> &'static Standalone {
@@ -21,15 +23,77 @@ fn server() -> &'static Standalone {
     SERVER.get_or_init(|| Standalone::start(&[]))
 }
 
-#[expect(clippy::unused_async, reason = "other stores have to wait for theirs")]
-async fn indexed() -> ManualFixture {
+fn nodes() -> &'static Cluster {
+    static NODES: OnceLock<Cluster> = OnceLock::new();
+    NODES.get_or_init(|| Cluster::start(&[]))
+}
+
+/// A server that lets nobody in but those whom a case names.
+fn strict_server() -> &'static Standalone {
+    static SERVER: OnceLock<Standalone> = OnceLock::new();
+    SERVER.get_or_init(|| Standalone::with_acl("-@all"))
+}
+
+fn fresh() -> Namespace {
+    Namespace::new(format!("case-{:016x}", fastrand::u64(..))).unwrap()
+}
+
+fn fixture(url: impl Into<String>, namespace: Namespace) -> ManualFixture {
     let clock = ManualClock::default();
-    let namespace = Namespace::new(format!("case-{:016x}", fastrand::u64(..))).unwrap();
-    let options = RedisOptions::new(server().url())
+    let options = RedisOptions::new(url)
         .namespace(namespace)
         .index(true)
         .clock(clock.clone());
     ManualFixture::new(RedisStore::open(options).unwrap(), clock)
 }
 
+/// The URL of a user of the strict server who may reach this namespace and no other.
+fn user_of(namespace: &Namespace) -> String {
+    let rule = acl_rule(namespace);
+    let mut words = vec!["ACL", "SETUSER", namespace.as_str(), "on", ">secret"];
+    words.extend(rule.split(' '));
+    let server = &strict_server().server;
+    server.tell::<()>(&words);
+    format!("redis://{namespace}:secret@{}", server.address())
+}
+
+#[expect(clippy::unused_async, reason = "other stores have to wait for theirs")]
+async fn indexed() -> ManualFixture {
+    fixture(server().url(), fresh())
+}
+
+#[expect(clippy::unused_async, reason = "other stores have to wait for theirs")]
+async fn clustered() -> ManualFixture {
+    fixture(nodes().url(), fresh())
+}
+
+#[expect(clippy::unused_async, reason = "other stores have to wait for theirs")]
+async fn restricted() -> ManualFixture {
+    let namespace = fresh();
+    fixture(user_of(&namespace), namespace)
+}
+
 leasehold::conformance!(redis, indexed, ignore = "needs redis-server: ./tests/run");
+leasehold::conformance!(
+    redis_cluster,
+    clustered,
+    ignore = "needs redis-server: ./tests/run"
+);
+leasehold::conformance!(
+    redis_least_rights,
+    restricted,
+    ignore = "needs redis-server: ./tests/run"
+);
+
+/// Control arm: the rule does keep somebody out.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn the_user_of_a_namespace_reaches_no_other() {
+    let namespace = fresh();
+    let url = user_of(&namespace);
+    let own = RedisStore::open(RedisOptions::new(&url).namespace(namespace)).unwrap();
+    own.open_session().await.unwrap();
+    let other = RedisStore::open(RedisOptions::new(&url).namespace(fresh())).unwrap();
+    let refused = other.open_session().await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Denied, "{refused}");
+}

@@ -1,4 +1,4 @@
-//! The Redis store against memory, on a private server.
+//! The Redis store against memory, on a private server and on a cluster of six.
 //!
 //! Its issuers are the queues, so programs in which tokens of several queues meet a clock that goes
 //! back, or a mark from the future, have one queue; those with two queues have no such steps. Without
@@ -13,7 +13,7 @@ use leasehold::job::Namespace;
 use leasehold::store::{RedisOptions, RedisStore};
 
 use crate::program::{ControlSpec, End, SelectSpec, Step};
-use crate::support::redis::Standalone;
+use crate::support::redis::{Cluster, Standalone};
 use crate::{Make, agrees_on, quick_or};
 
 fn server() -> &'static Standalone {
@@ -21,11 +21,17 @@ fn server() -> &'static Standalone {
     SERVER.get_or_init(|| Standalone::start(&[]))
 }
 
-fn store(index: bool) -> Box<Make> {
+fn nodes() -> &'static Cluster {
+    static NODES: OnceLock<Cluster> = OnceLock::new();
+    NODES.get_or_init(|| Cluster::start(&[]))
+}
+
+fn store(url: String, index: bool) -> Box<Make> {
     Box::new(move |clock: ManualClock| {
+        let url = url.clone();
         Box::pin(async move {
             let namespace = Namespace::new(format!("run-{:016x}", fastrand::u64(..))).unwrap();
-            let options = RedisOptions::new(server().url())
+            let options = RedisOptions::new(url)
                 .namespace(namespace)
                 .index(index)
                 .clock(clock);
@@ -107,7 +113,8 @@ fn without_ids(program: Vec<Step>) -> Vec<Step> {
 }
 
 fn agrees(index: bool, change: fn(Vec<Step>) -> Vec<Step>) {
-    if let Err(error) = agrees_on(&store(index), change, quick_or(2_000, 32), 200) {
+    let store = store(server().url().to_owned(), index);
+    if let Err(error) = agrees_on(&store, change, quick_or(2_000, 32), 200) {
         panic!("{error}");
     }
 }
@@ -128,4 +135,13 @@ fn redis_agrees_with_memory_on_two_queues() {
 #[ignore = "needs redis-server: ./tests/run"]
 fn redis_without_an_index_agrees_with_memory() {
     agrees(false, without_ids);
+}
+
+#[test]
+#[ignore = "needs redis-server: ./tests/run"]
+fn a_cluster_agrees_with_memory_on_two_queues() {
+    let store = store(nodes().url(), true);
+    if let Err(error) = agrees_on(&store, with_time_in_order, quick_or(1_000, 16), 200) {
+        panic!("{error}");
+    }
 }

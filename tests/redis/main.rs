@@ -1,4 +1,4 @@
-//! The Redis store's surroundings on real servers: the fixtures, the link, the doctor.
+//! The Redis store on real servers that fail: killed, cut off, rolled back, full, silent.
 //!
 //! The cases need `redis-server`; `./tests/run` installs it and runs them.
 
@@ -12,6 +12,10 @@ mod support;
 
 #[cfg(feature = "cli")]
 mod doctor;
+mod idle;
 mod proxy;
+mod replies;
+mod restart;
 mod servers;
 mod store;
+mod tokens;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use leasehold::clock::ManualClock;
 use leasehold::inspect;
 use leasehold::job::{Namespace, QueueName};
-use leasehold::store::conformance::{Driver, Held, ManualFixture, job, queue};
+use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 use leasehold::store::{
     Checkpointed, Command, Enqueued, Outcome, RedisOptions, RedisStore, Renewal, Select,
 };
@@ -28,6 +28,26 @@ async fn driver(options: RedisOptions) -> Driver {
 
 fn complete() -> Outcome {
     Outcome::Complete { result: None }
+}
+
+fn surrender() -> Outcome {
+    Outcome::Surrender {
+        delay: Duration::ZERO,
+        mark: None,
+    }
+}
+
+fn retry() -> Outcome {
+    Outcome::Retry {
+        delay: Duration::ZERO,
+        reason: "it failed".repeat(20),
+    }
+}
+
+fn bury() -> Outcome {
+    Outcome::Bury {
+        reason: "hopeless".repeat(20),
+    }
 }
 
 #[tokio::test]
@@ -55,41 +75,57 @@ async fn a_partition_that_forgot_refuses_the_repeat() {
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn a_full_server_takes_no_jobs_and_lets_holders_out() {
-    let server = Standalone::start(&[]);
-    let d = driver(options(&server, "a")).await;
-    d.enqueue_many(4).await;
-    let held = d.claim(3).await;
-    server
-        .server
-        .tell::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    for index in [false, true] {
+        let server = Standalone::start(&[]);
+        let d = driver(options(&server, "a").index(index)).await;
+        let keyed = |n: usize| {
+            let job = job().unique(format!("unique {n}")).unwrap();
+            job.exclusive(format!("key {}", n / 2)).unwrap()
+        };
+        d.enqueue_all((0..200).map(keyed).collect()).await;
+        d.enqueue_many(301).await;
+        let held = d.claim(400).await;
+        assert_eq!(held.len(), 400, "one of each key, and the others");
+        let memory = |limit| {
+            server
+                .server
+                .tell::<()>(&["CONFIG", "SET", "maxmemory", limit])
+        };
+        memory("1");
 
-    let refused = d.try_enqueue(vec![job()]).await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Full, "{refused}");
-    let refused = d.store().claim(d.claim_request(1)).await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Full, "{refused}");
-    assert!(matches!(
-        d.renew(held[0].beat()).await,
-        Renewal::Held { .. }
-    ));
-    assert!(matches!(
-        d.checkpoint(&held[0], 1, "half").await,
-        Checkpointed::Saved { .. }
-    ));
-    assert!(d.settle(&held[1], complete()).await.is_held());
-    let surrender = Outcome::Surrender {
-        delay: Duration::ZERO,
-        mark: None,
-    };
-    assert!(d.settle(&held[2], surrender).await.is_held());
-    assert!(d.reap(9).await.is_empty());
+        let refused = d.try_enqueue(vec![job()]).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Full, "{refused}");
+        let refused = d.store().claim(d.claim_request(1)).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Full, "{refused}");
+        for _ in 0..10 {
+            d.advance(TERM / 2).await;
+            let beats = held.iter().map(Held::beat).collect();
+            for renewal in d.store().renew(beats).await.unwrap() {
+                assert!(matches!(renewal, Renewal::Held { .. }), "{renewal:?}");
+            }
+            assert!(d.reap(1_000).await.is_empty());
+        }
+        for held in &held {
+            let saved = d.checkpoint(held, 1, "half").await;
+            assert!(matches!(saved, Checkpointed::Saved { .. }), "{saved:?}");
+        }
+        let outcomes = [complete(), surrender(), retry(), bury()];
+        let ends = held.iter().zip(outcomes.iter().cycle().cloned()).collect();
+        let verdicts = d.store().settle(d.settle_request(ends)).await.unwrap();
+        assert!(verdicts.iter().all(|verdict| verdict.is_held()));
 
-    server
-        .server
-        .tell::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
-    assert_eq!(d.claim(9).await.len(), 2);
-    let ledger = d.ledger().await;
-    assert!(ledger.balances());
-    assert_eq!((ledger.enqueued, ledger.expired(), ledger.live), (4, 0, 3));
+        memory("0");
+        let ledger = d.ledger().await;
+        assert!(ledger.balances());
+        assert_eq!(
+            (ledger.enqueued, ledger.expired(), ledger.live),
+            (501, 0, 0)
+        );
+        assert_eq!((ledger.completed, ledger.buried), (100, 100));
+        let counts = d.queue().await.counts;
+        assert_eq!(counts.ready + counts.scheduled, 301, "nothing is lost");
+        d.snapshot().await.assert_in_order();
+    }
 }
 
 #[tokio::test]
@@ -200,6 +236,11 @@ async fn namespaces_share_nothing() {
     let keyed = job().unique("u").unwrap().exclusive("e").unwrap();
     a.enqueue(keyed.clone()).await;
     assert!(b.snapshot().await.queues.is_empty());
+    for (d, name) in [(&a, "a"), (&b, "a.b")] {
+        assert_eq!(d.store().namespace().as_str(), name);
+        let dedicated = d.store().dedicated().await.unwrap();
+        assert_eq!(dedicated.namespace().as_str(), name);
+    }
     b.enqueue(keyed).await;
     let held = a.claim_one().await;
     assert!(b.settle(&held, complete()).await.is_fenced());
@@ -288,6 +329,39 @@ async fn one_job_wakes_one_sleeper() {
     };
     let (_, _, _, left) = tokio::join!(wait(), wait(), wait(), asleep);
     assert_eq!(left, 2, "one job takes one sleeper out");
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn one_job_wakes_one_process_of_many() {
+    let server = Standalone::start(&[]);
+    let d = driver(options(&server, "a")).await;
+    d.enqueue(job()).await;
+    d.claim_one().await;
+    let mut sleepers = tokio::task::JoinSet::new();
+    for _ in 0..5 {
+        // The sleepers' entries last as long as the store's time stands still.
+        let store = RedisStore::open(options(&server, "a").clock(ManualClock::default())).unwrap();
+        let sleep = async move { store.wait(&[queue()], false, Duration::from_secs(60)).await };
+        sleepers.spawn(sleep);
+    }
+    let asleep = || {
+        server
+            .server
+            .tell::<usize>(&["ZCARD", "{a:default:0}:doze"])
+    };
+    while asleep() < 5 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    for jobs in 1..=3 {
+        d.enqueue(job()).await;
+        assert_eq!(asleep(), 5 - jobs, "each job takes one sleeper out");
+        let stats = server
+            .server
+            .info(&["INFO", "commandstats"], "cmdstat_publish");
+        let stats = stats.expect("a word was said");
+        assert!(stats.starts_with(&format!("calls={jobs},")), "{stats}");
+    }
 }
 
 #[test]

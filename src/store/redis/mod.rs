@@ -301,6 +301,10 @@ impl Store for RedisStore {
         "redis"
     }
 
+    fn namespace(&self) -> Namespace {
+        self.shared.options.namespace.clone()
+    }
+
     async fn dedicated(&self) -> Result<Arc<dyn Store>> {
         Ok(Arc::new(Self {
             link: self.link.dedicated().map_err(at(Verb::Open))?,

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use leasehold::inspect::QueueView;
-use leasehold::{Client, Context, Failure, Job, LeaseTerms, NewJob};
+use leasehold::inspect::Ledger;
+use leasehold::{Client, Context, Failure, Job, LeaseTerms, NewJob, Report};
 use serde::{Deserialize, Serialize};
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::redis::{AOF, PATIENCE, Standalone};
+use crate::support::redis::{AOF, Cluster, PATIENCE, SentinelSet, Standalone};
 
 #[derive(Serialize, Deserialize)]
 struct Work {
@@ -67,89 +68,114 @@ async fn until(what: &str, mut fact: impl AsyncFnMut() -> bool) {
     }
 }
 
-struct Outcome {
-    lost: u64,
-    queue: QueueView,
+/// Producers and a pool, at work on a server until they are stopped.
+struct Load {
+    client: Client,
+    books: Arc<Books>,
+    stop: CancellationToken,
+    producers: JoinSet<()>,
+    end: CancellationToken,
+    pool: JoinHandle<leasehold::Result<Report>>,
+}
+
+impl Load {
+    async fn start(url: &str) -> Self {
+        let client = Client::open(url).await.unwrap();
+        let books = Arc::new(Books::default());
+        let sleepers = (0..SLEEPERS).map(|n| {
+            let job = NewJob::of(&Work { n: u64::MAX - n }).unwrap();
+            job.delay(Duration::from_secs(3_600))
+        });
+        client.enqueue_all(sleepers.collect()).await.unwrap();
+        let counted = Arc::clone(&books);
+        let handler = move |job: Work, _: Context| {
+            let books = Arc::clone(&counted);
+            async move {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                books.done.lock().unwrap().insert(job.n);
+                Ok::<(), Failure>(())
+            }
+        };
+        let pool = client.worker().slots(16).terms(LeaseTerms::SHORT);
+        let end = CancellationToken::new();
+        let pool = pool
+            .handle(handler)
+            .run_until(end.clone().cancelled_owned());
+        let stop = CancellationToken::new();
+        let mut producers = JoinSet::new();
+        for _ in 0..4 {
+            producers.spawn(produce(client.clone(), Arc::clone(&books), stop.clone()));
+        }
+        Self {
+            client,
+            books,
+            stop,
+            producers,
+            end,
+            pool: tokio::spawn(pool),
+        }
+    }
+
+    /// Waits until the workers have got on with it.
+    async fn goes_on(&self) {
+        let before = self.books.done();
+        until("the workers go on", async || {
+            self.books.done() >= before + 100
+        })
+        .await;
+    }
+
+    /// Lets the queue drain and the pool end. How many acknowledged jobs are lost, and the books of
+    /// the store.
+    async fn finish(self) -> (u64, Ledger) {
+        self.stop.cancel();
+        self.producers.join_all().await;
+        let look = async || self.client.queues().await.unwrap().remove(0);
+        until("the queue drains", async || {
+            let counts = look().await.counts;
+            counts.ready + counts.leased == 0
+        })
+        .await;
+        let queue = look().await;
+        assert!(!self.pool.is_finished(), "the same workers, to the end");
+        self.end.cancel();
+        self.pool.await.unwrap().unwrap();
+
+        let acknowledged = self.books.acknowledged.lock().unwrap();
+        let done = self.books.done.lock().unwrap();
+        let lost = acknowledged.difference(&done).count() as u64;
+        let slept = SLEEPERS - queue.counts.scheduled;
+        println!(
+            "{} acknowledged, {} unknown, {} done, lost {lost} and {slept} of {SLEEPERS} that \
+             wait: {:?}",
+            acknowledged.len(),
+            self.books.unknown.load(Ordering::Relaxed),
+            done.len(),
+            queue.ledger
+        );
+        (lost + slept, queue.ledger)
+    }
 }
 
 /// Kills and restarts a server so often, each time when it has been at work for a while.
-async fn run(lines: &[&str], kills: usize) -> Outcome {
+async fn run(lines: &[&str], kills: usize) -> (u64, Ledger) {
     let mut one = Standalone::start(lines);
-    let client = Client::open(one.url()).await.unwrap();
-    let books = Arc::new(Books::default());
-    let sleepers = (0..SLEEPERS).map(|n| {
-        let job = NewJob::of(&Work { n: u64::MAX - n }).unwrap();
-        job.delay(Duration::from_secs(3_600))
-    });
-    client.enqueue_all(sleepers.collect()).await.unwrap();
-
-    let counted = Arc::clone(&books);
-    let handler = move |job: Work, _: Context| {
-        let books = Arc::clone(&counted);
-        async move {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-            books.done.lock().unwrap().insert(job.n);
-            Ok::<(), Failure>(())
-        }
-    };
-    let pool = client.worker().slots(16).terms(LeaseTerms::SHORT);
-    let ended = CancellationToken::new();
-    let pool = pool
-        .handle(handler)
-        .run_until(ended.clone().cancelled_owned());
-    let pool = tokio::spawn(pool);
-    let stop = CancellationToken::new();
-    let mut producers = tokio::task::JoinSet::new();
-    for _ in 0..4 {
-        producers.spawn(produce(client.clone(), Arc::clone(&books), stop.clone()));
-    }
-
+    let load = Load::start(one.url()).await;
     for _ in 0..kills {
-        let before = books.done();
         tokio::time::sleep(Duration::from_secs(2)).await;
-        until("the workers go on", async || books.done() >= before + 100).await;
+        load.goes_on().await;
         tokio::task::block_in_place(|| one.server.restart());
     }
-    let before = books.done();
-    until("the workers go on", async || books.done() >= before + 100).await;
-    stop.cancel();
-    producers.join_all().await;
-    let look = async || client.queues().await.unwrap().remove(0);
-    until("the queue drains", async || {
-        let counts = look().await.counts;
-        counts.ready + counts.leased == 0
-    })
-    .await;
-    let queue = look().await;
-    assert!(!pool.is_finished(), "the same workers, to the end");
-    ended.cancel();
-    pool.await.unwrap().unwrap();
-
-    let acknowledged = books.acknowledged.lock().unwrap();
-    let done = books.done.lock().unwrap();
-    let lost = acknowledged.difference(&done).count() as u64;
-    let slept = SLEEPERS - queue.counts.scheduled;
-    println!(
-        "{kills} kills, {} acknowledged, {} unknown, {} done, lost {lost} and {slept} of {SLEEPERS} \
-         that wait: {:?}",
-        acknowledged.len(),
-        books.unknown.load(Ordering::Relaxed),
-        done.len(),
-        queue.ledger
-    );
-    Outcome {
-        lost: lost + slept,
-        queue,
-    }
+    load.goes_on().await;
+    load.finish().await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn a_server_that_writes_every_call_to_disk_loses_nothing_to_kills() {
     let campaign = std::env::var("LEASEHOLD_CAMPAIGN").is_ok_and(|value| value == "1");
-    let outcome = run(AOF, if campaign { 25 } else { 4 }).await;
-    assert_eq!(outcome.lost, 0);
-    let ledger = outcome.queue.ledger;
+    let (lost, ledger) = run(AOF, if campaign { 25 } else { 4 }).await;
+    assert_eq!(lost, 0);
     assert!(ledger.balances(), "{ledger:?}");
     assert_eq!(ledger.enqueued, ledger.completed + SLEEPERS, "{ledger:?}");
 }
@@ -158,5 +184,40 @@ async fn a_server_that_writes_every_call_to_disk_loses_nothing_to_kills() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn a_server_that_writes_nothing_to_disk_loses_jobs_to_a_kill() {
-    assert!(run(&[], 1).await.lost >= SLEEPERS);
+    let (lost, _) = run(&[], 1).await;
+    assert!(lost >= SLEEPERS);
+}
+
+/// A replica may lack the last moments of its primary; the workers go on with what it has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn workers_go_on_through_a_failover_by_sentinels() {
+    let mut set = SentinelSet::start(&[]);
+    let load = Load::start(&set.url()).await;
+    load.goes_on().await;
+    tokio::task::block_in_place(|| {
+        set.servers[0].kill();
+        set.failed_over(set.servers[0].port());
+    });
+    load.goes_on().await;
+    let (_, ledger) = load.finish().await;
+    assert!(ledger.balances(), "{ledger:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn workers_go_on_through_a_failover_of_a_cluster() {
+    let mut cluster = Cluster::start(&[]);
+    let load = Load::start(&cluster.url()).await;
+    load.goes_on().await;
+    tokio::task::block_in_place(|| {
+        // The partition's slot, by the name that is hashed.
+        let key = "{leasehold:default:0}";
+        let old = cluster.owner_of(key);
+        cluster.nodes[old].kill();
+        cluster.failed_over(key, old);
+    });
+    load.goes_on().await;
+    let (_, ledger) = load.finish().await;
+    assert!(ledger.balances(), "{ledger:?}");
 }

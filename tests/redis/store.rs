@@ -87,9 +87,8 @@ async fn a_full_server_takes_no_jobs_and_lets_holders_out() {
         let held = d.claim(400).await;
         assert_eq!(held.len(), 400, "one of each key, and the others");
         let memory = |limit| {
-            server
-                .server
-                .tell::<()>(&["CONFIG", "SET", "maxmemory", limit])
+            let words = ["CONFIG", "SET", "maxmemory", limit];
+            server.server.tell::<()>(&words);
         };
         memory("1");
 

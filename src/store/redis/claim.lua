@@ -39,7 +39,7 @@ if first then
     local gid, granted = read('<c8c8', first, at)
     at = at + 16
     local g = held(gid)
-    if g and deadline(g) > now then
+    if g and g.deadline > now then
       local recs, map = {}, {}
       for n = 0, g.count - 1 do
         if is_live(g, n) then
@@ -174,7 +174,7 @@ local given, kept = {}, {}
 local function grant(blob, count, run_term, run_raw, run_lifetime)
   local gid = pack('>I8', base)
   local till = now + math.min(run_term, run_lifetime)
-  call('HSET', HELD, gid, pack(HEAD, nonce, now, run_raw, run_term, run_lifetime, count, count, 0, 0,
+  call('HSET', HELD, gid, pack(HEAD, nonce, now, run_raw, run_term, run_lifetime, till, 0, count, count, 0,
     #ARGV[3], #ARGV[4], 0) .. ARGV[3] .. ARGV[4])
   call('HSET', RECS, gid, blob)
   call('ZADD', ENDS, till, gid)

@@ -102,7 +102,7 @@ local function settle_all(data)
       local ids = sub(data, at, at + 16 * n - 1)
       at = at + 16 * n
       local g = held(gid)
-      local late = g and deadline(g) <= now
+      local late = g and g.deadline <= now
       if g and g.nonce == nonce and complete_run(g, from, n, ids) then
         if late then add(LATE, n) end
         verdicts[#verdicts + 1] = rep(late and '\3' or '\1', n)
@@ -133,7 +133,7 @@ local function settle_all(data)
       at = at + reason
       local g = current(gid, nonce, from, id)
       if g then
-        local late, cancel = deadline(g) <= now, note(g, from).cancel
+        local late, cancel = g.deadline <= now, note(g, from).cancel
         verdicts[#verdicts + 1] = char(1 + (late and 2 or 0) + (cancel and 4 or 0))
         if late then add(LATE, 1) end
         settle_one(g, from, kind, say, front)

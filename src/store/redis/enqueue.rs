@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn the_scripts_know_the_flags() {
-        let text = include_str!("record.lua");
+        let text = include_str!("names.lua");
         for (name, value) in [
             ("UNIQUE", flag::UNIQUE),
             ("WINDOW", flag::WINDOW),

@@ -1,14 +1,14 @@
 -- grant: live grants. HELD has what changes with a grant, RECS the segments of its jobs, NOTES what
 -- is known of single leases. Receipts name a lease by its place in the grant as it was given; `map`
 -- tells where it lies once ended leases have been dropped.
-local HEAD = '<c16I8c12I8I8I2I2I4I1I2I2I2'
+local HEAD = '<c16I8c12I8I8I8I4I2I2I1I2I2I2'
 local grants = {}
 
 local function open_grant(gid, raw)
   local g = { gid = gid, base = (read('>I8', gid)), segs = nil, notes = {} }
   local owners, tasks, mapped, at
-  g.nonce, g.granted_at, g.term_raw, g.term, g.lifetime, g.count, g.live, g.renewals, g.noted,
-    owners, tasks, mapped, at = read(HEAD, raw)
+  g.nonce, g.granted_at, g.term_raw, g.term, g.lifetime, g.deadline, g.renewals, g.count, g.live,
+    g.noted, owners, tasks, mapped, at = read(HEAD, raw)
   g.owner = sub(raw, at, at + owners - 1)
   at = at + owners
   g.task = sub(raw, at, at + tasks - 1)
@@ -28,12 +28,8 @@ local function held(gid)
   return g and g.live > 0 and g
 end
 local function head(g)
-  return pack(HEAD, g.nonce, g.granted_at, g.term_raw, g.term, g.lifetime, g.count, g.live,
-    g.renewals, g.noted, #g.owner, #g.task, #g.map / 2) .. g.owner .. g.task .. g.map .. g.ended
-end
-local function deadline(g)
-  if not g.deadline then g.deadline = tonumber(call('ZSCORE', ENDS, g.gid)) end
-  return g.deadline
+  return pack(HEAD, g.nonce, g.granted_at, g.term_raw, g.term, g.lifetime, g.deadline, g.renewals,
+    g.count, g.live, g.noted, #g.owner, #g.task, #g.map / 2) .. g.owner .. g.task .. g.map .. g.ended
 end
 local function is_live(g, at)
   return at < g.count and (g.ended == '' or byte(g.ended, at + 1) == 48)
@@ -129,11 +125,12 @@ local function end_leases(g, at, n)
   add(N_LEASED, -n)
 end
 
--- Drops the records of ended leases once they are half of what is stored.
+-- Drops the records of ended leases once they are half of what is stored, if that is much.
 local function compact(g)
   local stored = g.map ~= '' and #g.map / 2 or g.count
   if g.live * 2 > stored then return end
   segments(g)
+  if #g.blob <= SMALL_GRANT then return end
   local recs, map = {}, {}
   for at = 0, g.count - 1 do
     if is_live(g, at) then

@@ -28,7 +28,7 @@ local function claim_plainly()
     if not riders then return nil end
   end
 
-  local segs, lines, taken, weight = {}, {}, 0, 0
+  local segs, lines, ids, taken, weight, stored, own = {}, {}, {}, 0, 0, 0, 0
   local function give_back()
     for n = #segs, 1, -1 do call('LPUSH', KEYS[FIRST_LINE + lines[n]], segs[n]) end
   end
@@ -56,6 +56,8 @@ local function claim_plainly()
           .. sub(seg, 21 + 16 * n, body - 1) .. sub(seg, from))
         count, heavy = n, part
       end
+      ids[#ids + 1] = sub(seg, 21, 20 + 16 * count)
+      stored, own = stored + #segs[#segs], bit.bor(own, flags)
       taken, weight, left = taken + count, weight + heavy, left - count
     end
     counters[IN_LINE + line] = left
@@ -69,14 +71,16 @@ local function claim_plainly()
       overdue = tonumber(call('ZRANGE', ENDS, '0', '0', 'WITHSCORES')[2])
     end
   end
-  local sums, given, kept = pack('<I2I4I1', taken, weight, 0), '\0\0', '\0\0'
+  local sums, kept = pack('<I2I4I1', taken, weight, 0), '\0\0'
+  local given = '\0\0'
   if taken > 0 then
-    local gid, blob = pack('>I8', base), segs[2] and concat(segs) or segs[1]
-    local granted = math.min(term, lifetime)
+    local gid, granted = pack('>I8', base), math.min(term, lifetime)
     local till = now + granted
-    call('HSET', HELD, gid, pack('<c16I8c12I8I8I8I4I2I2I1I2I2I2', nonce, now, term_raw, term, lifetime,
-      till, 0, taken, taken, 0, #ARGV[3], #ARGV[4], 0) .. ARGV[3] .. ARGV[4])
-    call('HSET', RECS, gid, blob)
+    if #segs > MANY_PIECES then segs = { concat(segs) } end
+    call('HSET', HELD, gid, pack('<c16I8c12I8I8I8I4I2I2I1I2I2I2I2I4', nonce, now, term_raw, term, lifetime,
+      till, 0, taken, taken, 0, #ARGV[3], #ARGV[4], 0, #segs, stored) .. ARGV[3] .. ARGV[4])
+    call('HSET', RECS, gid, pack('<I2', own) .. concat(ids))
+    put_pieces(gid, segs)
     call('ZADD', ENDS, till, gid)
     if not overdue or till < overdue then overdue = till end
     counters[LAST] = base + taken - 1
@@ -85,13 +89,16 @@ local function claim_plainly()
     counters[N_LEASED] = counters[N_LEASED] + taken
     counters[N_READY] = counters[N_READY] - taken
     kept = '\1\0' .. gid .. pack('<I8', granted)
-    given = kept .. pack('<I8c12I2I4', now, term_raw, 0, #blob) .. blob
+    given = kept .. pack('<I8c12I2I4', now, term_raw, 0, stored)
   end
   keep_answer(ARGV[1], sums .. kept .. '\0\0\0\0')
   keep_counters(counters)
-  return pack('<I1I8I1I1I4', 0, now, 0, 0, verdicts and #verdicts or 0) .. (verdicts or '') .. '\0' .. sums
-    .. pack('<I1I8I1I8', due and 1 or 0, due and due - now or 0, overdue and 1 or 0, overdue and overdue - now or 0)
-    .. given .. '\0\0\0\0'
+  -- In parts: to join them would cost more than all the rest.
+  table.insert(segs, 1, pack('<I1I8I1I1I4', 0, now, 0, 0, verdicts and #verdicts or 0) .. (verdicts or '')
+    .. '\0' .. sums .. pack('<I1I8I1I8', due and 1 or 0, due and due - now or 0, overdue and 1 or 0,
+      overdue and overdue - now or 0) .. given)
+  segs[#segs + 1] = '\0\0\0\0'
+  return segs
 end
 do
   local answer = claim_plainly()

@@ -34,6 +34,19 @@ local function many(command, key, list)
   end
 end
 
+-- In RECS, the segments of a grant lie behind its id and their number; behind its id alone lies its
+-- roll: [u16 flags], of all its jobs together, and their ids.
+local MANY_PIECES = 16
+local function piece_names(names, gid, pieces)
+  for n = 1, pieces do names[#names + 1] = gid .. char(n) end
+  return names
+end
+local function put_pieces(gid, segs)
+  local fields = {}
+  for n = 1, #segs do fields[2 * n - 1], fields[2 * n] = gid .. char(n), segs[n] end
+  call('HSET', RECS, unpack(fields))
+end
+
 -- Wake-ups: one sleeper per job.
 local bells, alarms = 0, 0
 local function wake(sleepers, jobs, kind)

@@ -12,36 +12,26 @@ local function plain_runs(data)
     if not g then
       local raw = #grants < 500 and call('HGET', HELD, gid)
       if not raw then return nil end
-      local till, _, count, live, noted, owners, tasks, mapped, rest = read('<I8I4I2I2I1I2I2I2', raw, 53)
-      if noted == 1 or mapped > 0 or sub(raw, 1, 16) ~= nonce then return nil end
+      local till, _, count, live, noted, owners, tasks, mapped, pieces, bytes, rest =
+        read('<I8I4I2I2I1I2I2I2I2I4', raw, 53)
+      if noted == 1 or mapped > 0 then return nil end
+      local roll = call('HGET', RECS, gid)
+      if bit.band((read('<I2', roll)), LASTING) ~= 0 then return nil end
       rest = rest + owners + tasks
-      g = { gid = gid, nonce = nonce, raw = raw, late = till <= now, count = count, live = live,
-        ends = rest, ended = sub(raw, rest), done = 0, blob = call('HGET', RECS, gid) }
+      g = { gid = gid, nonce = sub(raw, 1, 16), raw = raw, late = till <= now, count = count, live = live,
+        ends = rest, ended = sub(raw, rest), done = 0, roll = roll,
+        pieces = pieces, bytes = bytes }
       grants[gid], grants[#grants + 1] = g, g
     end
     local till = from + n
     if g.nonce ~= nonce or till > g.count then return nil end
     local ended = g.ended ~= '' and string.find(g.ended, '1', from + 1, true)
     if ended and ended <= till then return nil end
-    local seg, first, blob = 1, 0, g.blob
-    while first < till do
-      local bytes, count, flags = read('<I4I2I2', blob, seg)
-      local low, high = math.max(first, from), math.min(first + count, till)
-      if low < high then
-        local ids = seg + 20 - 16 * first
-        local named = at - 16 * from
-        if bit.band(flags, LASTING) ~= 0
-          or sub(blob, ids + 16 * low, ids + 16 * high - 1) ~= sub(data, named + 16 * low, named + 16 * high - 1)
-        then
-          return nil
-        end
-      end
-      seg, first = seg + bytes, first + count
-    end
+    if sub(g.roll, 16 * from + 3, 16 * till + 2) ~= sub(data, at, at + 16 * n - 1) then return nil end
     at = at + 16 * n
     g.live, g.done = g.live - n, g.done + n
     if g.live > 0 then
-      if g.live * 2 <= g.count and #blob > SMALL_GRANT then return nil end
+      if g.live * 2 <= g.count and g.bytes > SMALL_GRANT then return nil end
       if g.ended == '' then g.ended = rep('0', g.count) end
       g.ended = sub(g.ended, 1, from) .. rep('1', n) .. sub(g.ended, till + 1)
     end
@@ -51,13 +41,15 @@ local function plain_runs(data)
 end
 
 local function end_runs(grants, counters)
-  local gone, done = {}, 0
+  local gone, stored, done = {}, {}, 0
   for n = 1, #grants do
     local g = grants[n]
     done = done + g.done
     if g.late then counters[LATE] = counters[LATE] + g.done end
     if g.live == 0 then
       gone[#gone + 1] = g.gid
+      stored[#stored + 1] = g.gid
+      piece_names(stored, g.gid, g.pieces)
     else
       call('HSET', HELD, g.gid, sub(g.raw, 1, 66) .. pack('<I2', g.live) .. sub(g.raw, 69, g.ends - 1)
         .. g.ended)
@@ -65,7 +57,7 @@ local function end_runs(grants, counters)
   end
   if #gone > 0 then
     call('HDEL', HELD, unpack(gone))
-    call('HDEL', RECS, unpack(gone))
+    many('HDEL', RECS, stored)
     call('ZREM', ENDS, unpack(gone))
   end
   counters[LIVE] = counters[LIVE] - done

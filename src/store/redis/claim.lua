@@ -174,7 +174,7 @@ local given, kept = {}, {}
 local function grant(blob, count, run_term, run_raw, run_lifetime)
   local gid = pack('>I8', base)
   local till = now + math.min(run_term, run_lifetime)
-  call('HSET', HELD, gid, pack(HEAD, nonce, now, run_raw, run_term, run_lifetime, till, 0, count, count, 0,
+  call('HSET', HELD, gid, pack(HEAD, till, 0, nonce, now, run_raw, run_term, run_lifetime, count, count, 0,
     #ARGV[3], #ARGV[4], 0, 1, #blob) .. ARGV[3] .. ARGV[4])
   local ids, at, own = {}, 1, 0
   while at <= #blob do

@@ -77,8 +77,8 @@ local function claim_plainly()
     local gid, granted = pack('>I8', base), math.min(term, lifetime)
     local till = now + granted
     if #segs > MANY_PIECES then segs = { concat(segs) } end
-    call('HSET', HELD, gid, pack('<c16I8c12I8I8I8I4I2I2I1I2I2I2I2I4', nonce, now, term_raw, term, lifetime,
-      till, 0, taken, taken, 0, #ARGV[3], #ARGV[4], 0, #segs, stored) .. ARGV[3] .. ARGV[4])
+    call('HSET', HELD, gid, pack(HEAD, till, 0, nonce, now, term_raw, term, lifetime, taken, taken, 0,
+      #ARGV[3], #ARGV[4], 0, #segs, stored) .. ARGV[3] .. ARGV[4])
     call('HSET', RECS, gid, pack('<I2', own) .. concat(ids))
     put_pieces(gid, segs)
     call('ZADD', ENDS, till, gid)

@@ -1,13 +1,12 @@
 -- grant: live grants. HELD has what changes with a grant, RECS the ids and the segments of its jobs,
 -- NOTES what is known of single leases. Receipts name a lease by its place in the grant as it was given; `map`
 -- tells where it lies once ended leases have been dropped.
-local HEAD = '<c16I8c12I8I8I8I4I2I2I1I2I2I2I2I4'
 local grants = {}
 
 local function open_grant(gid, raw)
   local g = { gid = gid, base = (read('>I8', gid)), segs = nil, notes = {} }
   local owners, tasks, mapped, at
-  g.nonce, g.granted_at, g.term_raw, g.term, g.lifetime, g.deadline, g.renewals, g.count, g.live,
+  g.deadline, g.renewals, g.nonce, g.granted_at, g.term_raw, g.term, g.lifetime, g.count, g.live,
     g.noted, owners, tasks, mapped, g.pieces, g.bytes, at = read(HEAD, raw)
   g.owner = sub(raw, at, at + owners - 1)
   at = at + owners
@@ -28,7 +27,7 @@ local function held(gid)
   return g and g.live > 0 and g
 end
 local function head(g)
-  return pack(HEAD, g.nonce, g.granted_at, g.term_raw, g.term, g.lifetime, g.deadline, g.renewals,
+  return pack(HEAD, g.deadline, g.renewals, g.nonce, g.granted_at, g.term_raw, g.term, g.lifetime,
     g.count, g.live, g.noted, #g.owner, #g.task, #g.map / 2, g.pieces, g.bytes)
     .. g.owner .. g.task .. g.map .. g.ended
 end

@@ -34,6 +34,10 @@ local function many(command, key, list)
   end
 end
 
+-- What HELD has of a grant, before its owner, task, map and ended leases: deadline, renewals, nonce,
+-- granted at, term as given, term, lifetime, leases, those alive, noted, lengths, pieces, bytes.
+local HEAD = '<I8I4c16I8c12I8I8I2I2I1I2I2I2I2I4'
+
 -- In RECS, the segments of a grant lie behind its id and their number; behind its id alone lies its
 -- roll: [u16 flags], of all its jobs together, and their ids.
 local MANY_PIECES = 16

@@ -5,25 +5,27 @@ do
   local beats, gids = ARGV[1], {}
   for n = 1, #beats / 28 do gids[n] = sub(beats, 28 * n - 27, 28 * n - 20) end
   local heads = gids[1] and call('HMGET', HELD, unpack(gids)) or {}
-  local ends, changed, at, last, shown, renewed = {}, {}, 1, nil, nil, nil
+  local ends, changed, at = {}, {}, 1
+  local last, times, shown, start, renewed
   for n = 1, #gids do
     local gid, raw = gids[n], heads[n]
     local nonce, first, leases = read('<c16I2I2', beats, 28 * n - 19)
     local is_plain = raw
     if raw then
-      local of, granted_at, _, term, lifetime, deadline, renewals, count, live, noted =
-        read('<c16I8c12I8I8I8I4I2I2I1', raw)
+      local deadline, renewals, of, granted_at, term, lifetime, count, live, noted =
+        read('<I8I4c16I8xxxxxxxxxxxxI8I8I2I2I1', raw)
       local ended = live < count and string.find(sub(raw, -count), '1', first + 1, true)
       is_plain = of == nonce and deadline > now and noted == 0 and first + leases <= count
         and not (ended and ended <= first + leases)
       if is_plain then
         local till = math.min(now + term, granted_at + lifetime)
-        if till ~= last then
-          last, shown = till, string.format('%.0f', till)
-          renewed = pack('<I1I8I4', 1, till - now, 0)
+        -- Beats are much alike: what one of them says is made once.
+        if till ~= last or renewals ~= times then
+          last, times, shown = till, renewals, string.format('%.0f', till)
+          start, renewed = pack('<I8I4', till, renewals + 1), pack('<I1I8I4', 1, till - now, 0)
         end
         ends[at], ends[at + 1], changed[at] = shown, gid, gid
-        changed[at + 1] = sub(raw, 1, 52) .. pack('<I8I4', till, renewals + 1) .. sub(raw, 65)
+        changed[at + 1] = start .. sub(raw, 13)
         at = at + 2
         answers[n] = renewed
       end

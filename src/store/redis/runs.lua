@@ -12,13 +12,13 @@ local function plain_runs(data)
     if not g then
       local raw = #grants < 500 and call('HGET', HELD, gid)
       if not raw then return nil end
-      local till, _, count, live, noted, owners, tasks, mapped, pieces, bytes, rest =
-        read('<I8I4I2I2I1I2I2I2I2I4', raw, 53)
+      local till, _, nonce_of, _, _, _, _, count, live, noted, owners, tasks, mapped, pieces, bytes, rest =
+        read(HEAD, raw)
       if noted == 1 or mapped > 0 then return nil end
       local roll = call('HGET', RECS, gid)
       if bit.band((read('<I2', roll)), LASTING) ~= 0 then return nil end
       rest = rest + owners + tasks
-      g = { gid = gid, nonce = sub(raw, 1, 16), raw = raw, late = till <= now, count = count, live = live,
+      g = { gid = gid, nonce = nonce_of, raw = raw, late = till <= now, count = count, live = live,
         ends = rest, ended = sub(raw, rest), done = 0, roll = roll,
         pieces = pieces, bytes = bytes }
       grants[gid], grants[#grants + 1] = g, g

@@ -26,7 +26,7 @@ while at <= #data do
       answers[#answers + 1] = '\8' .. n.seq
     else
       set_note(g, lease, { seq = seq, state = state })
-      answers[#answers + 1] = char(1 + (deadline(g) <= now and 2 or 0) + (n.cancel and 4 or 0))
+      answers[#answers + 1] = char(1 + (g.deadline <= now and 2 or 0) + (n.cancel and 4 or 0))
     end
   end
 end

@@ -39,7 +39,7 @@ if first then
     local gid, granted = read('<c8c8', first, at)
     at = at + 16
     local g = held(gid)
-    if g and deadline(g) > now then
+    if g and g.deadline > now then
       local recs, map = {}, {}
       for n = 0, g.count - 1 do
         if is_live(g, n) then
@@ -174,22 +174,24 @@ local given, kept = {}, {}
 local function grant(blob, count, run_term, run_raw, run_lifetime)
   local gid = pack('>I8', base)
   local till = now + math.min(run_term, run_lifetime)
-  call('HSET', HELD, gid, pack(HEAD, nonce, now, run_raw, run_term, run_lifetime, count, count, 0, 0,
-    #ARGV[3], #ARGV[4], 0) .. ARGV[3] .. ARGV[4])
-  call('HSET', RECS, gid, blob)
+  call('HSET', HELD, gid, pack(HEAD, till, 0, nonce, now, run_raw, run_term, run_lifetime, count, count, 0,
+    #ARGV[3], #ARGV[4], 0, 1, #blob) .. ARGV[3] .. ARGV[4])
+  local ids, at, own = {}, 1, 0
+  while at <= #blob do
+    local bytes, jobs, some = read('<I4I2I2', blob, at)
+    ids[#ids + 1] = sub(blob, at + 20, at + 19 + 16 * jobs)
+    at, own = at + bytes, bit.bor(own, some)
+  end
+  ids = concat(ids)
+  call('HSET', RECS, gid, pack('<I2', own) .. ids)
+  put_pieces(gid, { blob })
   call('ZADD', ENDS, till, gid)
   if not overdue or till < overdue then overdue = till end
   if M[INDEX] == 1 then
-    local stand, at, place = {}, 1, 0
-    while at <= #blob do
-      local bytes, jobs = read('<I4I2', blob, at)
-      for n = 0, jobs - 1 do
-        local from = at + 20 + 16 * n
-        stand[#stand + 1] = sub(blob, from, from + 15)
-        stand[#stand + 1] = 'l' .. gid .. p8(place) .. p8(0)
-        place = place + 1
-      end
-      at = at + bytes
+    local stand = {}
+    for place = 0, count - 1 do
+      stand[2 * place + 1] = sub(ids, 16 * place + 1, 16 * place + 16)
+      stand[2 * place + 2] = 'l' .. gid .. p8(place) .. p8(0)
     end
     many('HSET', JOBS, stand)
   end

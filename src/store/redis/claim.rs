@@ -92,6 +92,7 @@ impl RedisStore {
             }
         }
         if refused && claimed.grants.is_empty() {
+            self.shared.sessions.withdraw(request.request);
             return Err(tokens_ahead());
         }
         if plan.is_empty() {

@@ -70,17 +70,10 @@ end
 
 -- Completes neighbouring leases at once, if none of them leaves anything behind.
 local function complete_run(g, from, n, ids)
-  if g.noted == 1 or g.map ~= '' or from + n > g.count then return false end
+  if g.noted == 1 or from + n > g.count then return false end
   if g.ended ~= '' and sub(g.ended, from + 1, from + n) ~= rep('0', n) then return false end
-  for _, seg in ipairs(segments(g)) do
-    local first, last = math.max(seg.first, from), math.min(seg.first + seg.count, from + n)
-    if first < last then
-      local at = seg.at + 20 + 16 * (first - seg.first)
-      local stored = sub(g.blob, at, at + 16 * (last - first) - 1)
-      if bit.band(seg.flags, LASTING) ~= 0 then return false end
-      if stored ~= sub(ids, 16 * (first - from) + 1, 16 * (last - from)) then return false end
-    end
-  end
+  if bit.band((read('<I2', roll(g))), LASTING) ~= 0 then return false end
+  if sub(roll(g), 16 * from + 3, 16 * (from + n) + 2) ~= ids then return false end
   end_leases(g, from, n)
   add(ENDED + COMPLETED, n)
   if M[INDEX] == 1 then
@@ -102,7 +95,7 @@ local function settle_all(data)
       local ids = sub(data, at, at + 16 * n - 1)
       at = at + 16 * n
       local g = held(gid)
-      local late = g and deadline(g) <= now
+      local late = g and g.deadline <= now
       if g and g.nonce == nonce and complete_run(g, from, n, ids) then
         if late then add(LATE, n) end
         verdicts[#verdicts + 1] = rep(late and '\3' or '\1', n)
@@ -133,7 +126,7 @@ local function settle_all(data)
       at = at + reason
       local g = current(gid, nonce, from, id)
       if g then
-        local late, cancel = deadline(g) <= now, note(g, from).cancel
+        local late, cancel = g.deadline <= now, note(g, from).cancel
         verdicts[#verdicts + 1] = char(1 + (late and 2 or 0) + (cancel and 4 or 0))
         if late then add(LATE, 1) end
         settle_one(g, from, kind, say, front)

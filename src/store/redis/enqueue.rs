@@ -21,8 +21,30 @@ struct Batch {
     partition: Partition,
     /// Where the answers go.
     places: Vec<usize>,
-    items: Out,
+    items: Items,
     segment: Segment,
+}
+
+/// What the script is to store: an entry for each argument.
+#[derive(Default)]
+struct Items {
+    entries: Out,
+    args: Vec<Vec<u8>>,
+    /// The last argument takes more jobs.
+    is_open: bool,
+}
+
+impl Items {
+    /// Where a job that is not plain goes.
+    fn jobs(&mut self) -> &mut Vec<u8> {
+        if !self.is_open {
+            self.entries.u8(1).raw(&[0; 13]);
+            self.args.push(Vec::new());
+            self.is_open = true;
+        }
+        let last = self.args.len() - 1;
+        &mut self.args[last]
+    }
 }
 
 /// Plain jobs of one priority: the store need not look at them one by one.
@@ -47,13 +69,14 @@ impl Batch {
             return;
         }
         self.segment.close(&mut self.items);
-        self.items.u8(1).micros(delay);
-        record::encode(&job, &mut self.items.0);
+        let jobs = self.items.jobs();
+        jobs.extend_from_slice(&micros(delay).to_le_bytes());
+        record::encode(&job, jobs);
     }
 }
 
 impl Segment {
-    fn add(&mut self, job: &JobRecord, items: &mut Out) {
+    fn add(&mut self, job: &JobRecord, items: &mut Items) {
         let bytes = self.ids.len() + self.records.len();
         let average = bytes / (self.ids.len() / 16).max(1);
         let is_full = bytes + average > SEGMENT_BYTES;
@@ -68,18 +91,18 @@ impl Segment {
         self.ids.extend_from_slice(job.id.as_bytes());
     }
 
-    fn close(&mut self, items: &mut Out) {
+    fn close(&mut self, items: &mut Items) {
         if self.ids.is_empty() {
             return;
         }
-        items.u8(0).u32(20 + self.ids.len() + self.records.len());
-        items
-            .u16(self.ids.len() / 16)
-            .u16(self.flags.into())
-            .u32(self.weight)
-            .u64(0);
-        items.raw(&self.ids).raw(&self.records);
-        *self = Self::default();
+        let mut segment = std::mem::take(self);
+        let count = segment.ids.len() / 16;
+        segment.ids.append(&mut segment.records);
+        items.entries.u8(0).u8(segment.priority);
+        items.entries.u32(20 + segment.ids.len()).u16(count);
+        items.entries.u16(segment.flags.into()).u32(segment.weight);
+        items.args.push(segment.ids);
+        items.is_open = false;
     }
 }
 
@@ -107,7 +130,7 @@ impl RedisStore {
                         number,
                     },
                     places: Vec::new(),
-                    items: Out::default(),
+                    items: Items::default(),
                     segment: Segment::default(),
                 });
             batch.add(place, job, new);
@@ -135,7 +158,8 @@ impl RedisStore {
         let index: &[u8] = if queue.index { b"1" } else { b"0" };
         let script = &self.scripts().enqueue;
         let keys = batch.partition.keys();
-        let args: [&[u8]; 2] = [index, &batch.items.0];
+        let mut args: Vec<&[u8]> = vec![index, &batch.items.entries.0];
+        args.extend(batch.items.args.iter().map(Vec::as_slice));
         let reply = self.request(script, keys, id, Verb::Enqueue, &args).await?;
         if reply.created {
             // A server that lost everything has forgotten its list of queues, too.
@@ -154,7 +178,7 @@ mod tests {
 
     #[test]
     fn the_scripts_know_the_flags() {
-        let text = include_str!("record.lua");
+        let text = include_str!("names.lua");
         for (name, value) in [
             ("UNIQUE", flag::UNIQUE),
             ("WINDOW", flag::WINDOW),

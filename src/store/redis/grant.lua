@@ -1,14 +1,13 @@
--- grant: live grants. HELD has what changes with a grant, RECS the segments of its jobs, NOTES what
--- is known of single leases. Receipts name a lease by its place in the grant as it was given; `map`
+-- grant: live grants. HELD has what changes with a grant, RECS the ids and the segments of its jobs,
+-- NOTES what is known of single leases. Receipts name a lease by its place in the grant as it was given; `map`
 -- tells where it lies once ended leases have been dropped.
-local HEAD = '<c16I8c12I8I8I2I2I4I1I2I2I2'
 local grants = {}
 
 local function open_grant(gid, raw)
   local g = { gid = gid, base = (read('>I8', gid)), segs = nil, notes = {} }
   local owners, tasks, mapped, at
-  g.nonce, g.granted_at, g.term_raw, g.term, g.lifetime, g.count, g.live, g.renewals, g.noted,
-    owners, tasks, mapped, at = read(HEAD, raw)
+  g.deadline, g.renewals, g.nonce, g.granted_at, g.term_raw, g.term, g.lifetime, g.count, g.live,
+    g.noted, owners, tasks, mapped, g.pieces, g.bytes, at = read(HEAD, raw)
   g.owner = sub(raw, at, at + owners - 1)
   at = at + owners
   g.task = sub(raw, at, at + tasks - 1)
@@ -28,12 +27,9 @@ local function held(gid)
   return g and g.live > 0 and g
 end
 local function head(g)
-  return pack(HEAD, g.nonce, g.granted_at, g.term_raw, g.term, g.lifetime, g.count, g.live,
-    g.renewals, g.noted, #g.owner, #g.task, #g.map / 2) .. g.owner .. g.task .. g.map .. g.ended
-end
-local function deadline(g)
-  if not g.deadline then g.deadline = tonumber(call('ZSCORE', ENDS, g.gid)) end
-  return g.deadline
+  return pack(HEAD, g.deadline, g.renewals, g.nonce, g.granted_at, g.term_raw, g.term, g.lifetime,
+    g.count, g.live, g.noted, #g.owner, #g.task, #g.map / 2, g.pieces, g.bytes)
+    .. g.owner .. g.task .. g.map .. g.ended
 end
 local function is_live(g, at)
   return at < g.count and (g.ended == '' or byte(g.ended, at + 1) == 48)
@@ -41,7 +37,7 @@ end
 
 local function segments(g)
   if g.segs then return g.segs end
-  local blob, segs, at, first = call('HGET', RECS, g.gid), {}, 1, 0
+  local blob, segs, at, first = concat(call('HMGET', RECS, unpack(piece_names({}, g.gid, g.pieces)))), {}, 1, 0
   while at <= #blob do
     local bytes, count, flags = read('<I4I2I2', blob, at)
     segs[#segs + 1] = { at = at, first = first, count = count, flags = flags }
@@ -65,11 +61,11 @@ local function find(g, at)
   end
   return segs[low], place - segs[low].first
 end
-local function job_id(g, at)
-  local seg, n = find(g, at)
-  local from = seg.at + 20 + 16 * n
-  return sub(g.blob, from, from + 15)
+local function roll(g)
+  if not g.roll then g.roll = call('HGET', RECS, g.gid) end
+  return g.roll
 end
+local function job_id(g, at) return sub(roll(g), 16 * at + 3, 16 * at + 18) end
 local function record(g, at)
   local seg, n = find(g, at)
   if not seg.starts then
@@ -129,11 +125,10 @@ local function end_leases(g, at, n)
   add(N_LEASED, -n)
 end
 
--- Drops the records of ended leases once they are half of what is stored.
+-- Drops the records of ended leases once they are half of what is stored, if that is much.
 local function compact(g)
   local stored = g.map ~= '' and #g.map / 2 or g.count
-  if g.live * 2 > stored then return end
-  segments(g)
+  if g.live * 2 > stored or g.bytes <= SMALL_GRANT then return end
   local recs, map = {}, {}
   for at = 0, g.count - 1 do
     if is_live(g, at) then
@@ -141,8 +136,11 @@ local function compact(g)
       map[#map + 1] = pack('<I2', at)
     end
   end
-  g.map, g.segs, g.places = concat(map), nil, nil
-  call('HSET', RECS, g.gid, segment(recs))
+  call('HDEL', RECS, unpack(piece_names({}, g.gid, g.pieces)))
+  g.map, g.segs, g.places, g.pieces = concat(map), nil, nil, 1
+  local piece = segment(recs)
+  g.bytes = #piece
+  put_pieces(g.gid, { piece })
 end
 local function save_grants()
   for gid, g in pairs(grants) do
@@ -150,7 +148,7 @@ local function save_grants()
       g.dirty = false
       if g.live == 0 then
         call('HDEL', HELD, gid)
-        call('HDEL', RECS, gid)
+        call('HDEL', RECS, gid, unpack(piece_names({}, gid, g.pieces)))
         call('ZREM', ENDS, gid)
         grants[gid] = false
       else

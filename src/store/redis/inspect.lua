@@ -7,7 +7,7 @@ if not there then return reply(DONE) end
 
 local function lease_row(g, at)
   local n = note(g, at)
-  return p8(g.base + at) .. text(g.owner) .. text(g.task) .. p8(g.granted_at) .. p8(deadline(g))
+  return p8(g.base + at) .. text(g.owner) .. text(g.task) .. p8(g.granted_at) .. p8(g.deadline)
     .. g.term_raw .. pack('<I4I1', g.renewals, n.cancel and 1 or 0) .. text(n.progress or '')
 end
 local function leased_row(g, at)

@@ -16,8 +16,8 @@
 //! | `uwin` | sorted set | unique keys with a window, by its end |
 //! | `done` `dead` `gone` | sorted sets | completed, dead and cancelled jobs: sequence and id, by time of their end |
 //! | `keep` | sorted set | ids of settled jobs, by the end of their retention |
-//! | `held` | hash | grant → nonce, terms, owner, task, renewals, which leases have ended |
-//! | `recs` | hash | grant → the segments of its jobs |
+//! | `held` | hash | grant → nonce, terms, deadline, renewals, owner, task, which leases have ended |
+//! | `recs` | hash | grant → flags and ids of its jobs; grant and number → segments of its jobs |
 //! | `note` | hash | grant and place → cancel flag, progress and checkpoint of one lease |
 //! | `ends` | sorted set | live grants by deadline |
 //! | `doze` `doze2` | sorted sets | sleepers by the end of their sleep; the second those who take suspects |

@@ -196,6 +196,7 @@ impl RedisStore {
         args.extend(shown.as_ref().map(String::as_bytes));
         match self.link.call(script, keys, &args).await? {
             Value::BulkString(answer) => Reply::read(answer),
+            Value::Array(parts) => Reply::read(joined(&parts)?),
             _ => Err(garbled()),
         }
     }
@@ -269,6 +270,17 @@ fn refusal(status: u8) -> Result<()> {
         AHEAD => Err(crate::lease::tokens_ahead()),
         _ => Err(garbled()),
     }
+}
+
+fn joined(parts: &[Value]) -> Result<Vec<u8>> {
+    let mut answer = Vec::new();
+    for part in parts {
+        match part {
+            Value::BulkString(part) => answer.extend_from_slice(part),
+            _ => return Err(garbled()),
+        }
+    }
+    Ok(answer)
 }
 
 impl Reply {

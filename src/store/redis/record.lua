@@ -1,11 +1,6 @@
 -- record: reading and changing job records and segments. `store/record.rs` has the layout of a
 -- record; a segment is [u32 bytes][u16 jobs][u16 flags][u32 weight][u64 stamp][ids][records], and
 -- its stamp is the time of the records that carry none.
-local UNIQUE, WINDOW, EXCLUSIVE, TERM, LIFETIME, TIMEOUT, STALL = 1, 2, 4, 8, 16, 32, 64
-local RETENTION, FAILURES, RETRY, HEADERS, CHECKPOINT, RESULT, HISTORY =
-  128, 256, 512, 1024, 2048, 4096, 8192
--- Jobs without these leave nothing behind when they complete.
-local LASTING = UNIQUE + EXCLUSIVE + RETENTION
 local has = function(flags, flag) return bit.band(flags, flag) ~= 0 end
 
 local function id_of(rec) return sub(rec, 17, 32) end

@@ -1,11 +1,11 @@
 -- renew: extend grants, let single leases of them lapse.
--- in   1 beats: [8 grant][16 nonce][u16 n] n × [u16 first][u16 leases], [u16 n] n × [u16 lapse],
+-- in   1 plain beats: [8 grant][16 nonce][u16 first][u16 leases]
+--      2 the others: [8 grant][16 nonce][u16 n] n × [u16 first][u16 leases], [u16 n] n × [u16 lapse],
 --      [u16 n] n × [u16 lease][u32 bytes][progress]
 -- out  per beat [u8 held][u64 granted], [u16 n] n × [u16 place in the beat] to cancel, the same fenced
 -- why  evaluated anew each time: it has no request
 open_meta()
-local beats, at, gids = ARGV[1], 1, {}
-local list = {}
+local beats, at, gids = ARGV[2], 1, {}
 local function list_of(step, read_one)
   local count = (read('<I2', beats, at))
   at = at + 2
@@ -16,8 +16,10 @@ local function list_of(step, read_one)
   end
   return items
 end
+local nth = #ARGV[1] / 28
 while at <= #beats do
-  local beat = { gid = sub(beats, at, at + 7), nonce = sub(beats, at + 8, at + 23) }
+  nth = nth + 1
+  local beat = { nth = nth, gid = sub(beats, at, at + 7), nonce = sub(beats, at + 8, at + 23) }
   at = at + 24
   beat.runs = list_of(4, function() return { read('<I2I2', beats, at) } end)
   beat.lapse = list_of(2, function() return (read('<I2', beats, at)) end)
@@ -27,30 +29,27 @@ while at <= #beats do
     at = at + bytes
     return { lease, shown }
   end)
-  list[#list + 1] = beat
-  gids[#gids + 1] = beat.gid
+  others[#others + 1] = beat
 end
+for n, beat in ipairs(others) do gids[n] = beat.gid end
 for from = 1, #gids, 1000 do
   local till = math.min(from + 999, #gids)
   local heads = call('HMGET', HELD, unpack(gids, from, till))
-  local scores = call('ZMSCORE', ENDS, unpack(gids, from, till))
   for n = from, till do
     local raw = heads[n - from + 1]
-    if raw and grants[gids[n]] == nil then
-      open_grant(gids[n], raw).deadline = tonumber(scores[n - from + 1])
-    end
+    if raw and grants[gids[n]] == nil then open_grant(gids[n], raw) end
   end
 end
 
-local answers, moved, changed = {}, {}, {}
-for nth, beat in ipairs(list) do
+local moved, changed = {}, {}
+for _, beat in ipairs(others) do
   local g = grants[beat.gid] and held(beat.gid)
   local wanted = #beat.lapse
   for _, run in ipairs(beat.runs) do wanted = wanted + run[2] end
   -- Past its deadline a lease is gone, whether or not anybody has expired it yet.
   if not g or g.deadline <= now or g.nonce ~= beat.nonce then
     add(FENCED, wanted)
-    answers[nth] = '\0'
+    answers[beat.nth] = '\0'
   else
     for _, shown in ipairs(beat.progress) do
       if is_live(g, shown[1]) then set_note(g, shown[1], { progress = shown[2] }) end
@@ -79,12 +78,12 @@ for nth, beat in ipairs(list) do
     end
     add(FENCED, #fenced)
     if g.live == 0 then
-      answers[nth] = '\0'
+      answers[beat.nth] = '\0'
     else
       g.deadline = math.min(now + g.term, g.granted_at + g.lifetime)
       g.renewals = g.renewals + 1
       g.moved = true
-      answers[nth] = '\1' .. p8(g.deadline - now) .. pack('<I2', #cancel) .. concat(cancel)
+      answers[beat.nth] = '\1' .. p8(g.deadline - now) .. pack('<I2', #cancel) .. concat(cancel)
         .. pack('<I2', #fenced) .. concat(fenced)
     end
   end

@@ -1,6 +1,6 @@
 //! renew: extend grants, let single leases of them lapse.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use super::RedisStore;
 use super::queue::Partition;
@@ -10,8 +10,9 @@ use crate::job::{QueueName, limits};
 use crate::lease::FencingToken;
 use crate::store::{Beat, Renewal, record};
 
-/// Beats in one script: short enough for the claims beside it.
-const CHUNK: usize = 1_000;
+/// Beats in one script, plain ones and others: short enough for the claims beside it.
+const CHUNK: usize = 500;
+const OTHERS: usize = 50;
 /// A place that no lease has.
 const NOWHERE: usize = u16::MAX as usize;
 
@@ -32,8 +33,30 @@ impl RedisStore {
             let Some(partition) = queue.partition(if is_here { number } else { 0 }) else {
                 continue;
             };
-            for chunk in places.chunks(CHUNK) {
-                self.renew_chunk(&partition, is_here, beats, chunk, &mut renewals)
+            // A grant that is named twice is renewed in the order of its beats.
+            let mut grants = HashSet::new();
+            let once = places.iter().all(|at| grants.insert(beats[*at].grant));
+            let (plain, others): (Vec<usize>, Vec<usize>) = places
+                .into_iter()
+                .partition(|at| once && is_here && plain_run(&beats[*at]).is_some());
+            for chunk in plain.chunks(CHUNK) {
+                let mut data = Out::default();
+                for (beat, run) in chunk
+                    .iter()
+                    .filter_map(|at| Some((&beats[*at], plain_run(&beats[*at])?)))
+                {
+                    data.raw(&beat.grant.get().to_be_bytes());
+                    data.raw(beat.nonce.as_bytes()).u16(run.0).u16(run.1);
+                }
+                self.renew_chunk(&partition, [&data.0, &[]], beats, chunk, &mut renewals)
+                    .await?;
+            }
+            for chunk in others.chunks(OTHERS) {
+                let mut data = Out::default();
+                for at in chunk {
+                    put_beat(&mut data, &beats[*at], is_here);
+                }
+                self.renew_chunk(&partition, [&[], &data.0], beats, chunk, &mut renewals)
                     .await?;
             }
         }
@@ -43,23 +66,31 @@ impl RedisStore {
     async fn renew_chunk(
         &self,
         partition: &Partition,
-        is_here: bool,
+        data: [&[u8]; 2],
         beats: &[Beat],
         places: &[usize],
         renewals: &mut [Renewal],
     ) -> Result<()> {
-        let mut data = Out::default();
-        for place in places {
-            put_beat(&mut data, &beats[*place], is_here);
-        }
         let script = &self.scripts().renew;
-        let reply = self.look(script, partition.keys(), &[&data.0]).await?;
+        let reply = self.look(script, partition.keys(), &data).await?;
         let mut body = reply.body;
         for place in places {
             renewals[*place] = read_renewal(&mut body, &beats[*place])?;
         }
         Ok(())
     }
+}
+
+/// Where the leases of a beat lie, if they are neighbours and the beat says nothing else.
+fn plain_run(beat: &Beat) -> Option<(usize, usize)> {
+    let is_plain = beat.lapse.is_empty() && beat.progress.is_empty();
+    let first = place_of(beat, *beat.leases.first().filter(|_| is_plain)?);
+    let is_run = beat
+        .leases
+        .iter()
+        .zip(first..)
+        .all(|(token, place)| place != NOWHERE && place_of(beat, *token) == place);
+    is_run.then_some((first, beat.leases.len()))
 }
 
 fn place_of(beat: &Beat, token: FencingToken) -> usize {

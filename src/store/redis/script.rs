@@ -25,11 +25,14 @@ pub(super) static SERVERS: LazyLock<Scripts> =
 pub(super) static BY_HAND: LazyLock<Scripts> =
     LazyLock::new(|| Scripts::new(include_str!("clock_by_hand.lua")));
 
+const NAMES: &str = include_str!("names.lua");
 const BASE: &str = include_str!("base.lua");
 const RECORD: &str = include_str!("record.lua");
 const PLACE: &str = include_str!("place.lua");
 const GRANT: &str = include_str!("grant.lua");
 const ENDING: &str = include_str!("ending.lua");
+const PLAIN: &str = include_str!("plain.lua");
+const RUNS: &str = include_str!("runs.lua");
 
 /// Takes more memory: refused on a full server.
 const GROWS: &str = "#!lua\n";
@@ -39,30 +42,56 @@ const READS: &str = "#!lua flags=no-writes\n";
 
 impl Scripts {
     fn new(clock: &str) -> Self {
-        let script = |name, flags: &str, parts: &[&str], body: &str| {
-            let text = [flags, clock, BASE, &parts.concat(), body].concat();
+        let script = |name, flags: &str, plain: &[&str], parts: &[&str], body: &str| {
+            let (plain, parts) = (plain.concat(), parts.concat());
+            let text = [flags, clock, NAMES, &plain, BASE, &parts, body].concat();
             Script::new(name, text)
         };
         let ends = &[RECORD, PLACE, GRANT, ENDING];
         let grants = &[RECORD, PLACE, GRANT];
+        // In a block: a script can have 200 names at a time.
+        let enqueue = &["do\n", PLAIN, include_str!("enqueue_plain.lua"), "end\n"];
+        let settle = &[
+            "do\n",
+            PLAIN,
+            RUNS,
+            include_str!("settle_plain.lua"),
+            "end\n",
+        ];
+        let claim = &[
+            "do\n",
+            PLAIN,
+            RUNS,
+            include_str!("claim_plain.lua"),
+            "end\n",
+        ];
+        let renew = &[include_str!("renew_plain.lua")];
+        let places = &[RECORD, PLACE];
         Self {
             enqueue: script(
                 "enqueue",
                 GROWS,
-                &[RECORD, PLACE],
+                enqueue,
+                places,
                 include_str!("enqueue.lua"),
             ),
-            claim: script("claim", GROWS, ends, include_str!("claim.lua")),
-            renew: script("renew", ALWAYS, ends, include_str!("renew.lua")),
-            settle: script("settle", ALWAYS, ends, include_str!("settle.lua")),
-            checkpoint: script("checkpoint", ALWAYS, grants, include_str!("checkpoint.lua")),
-            reap: script("reap", ALWAYS, ends, include_str!("reap.lua")),
-            control: script("control", ALWAYS, grants, include_str!("control.lua")),
-            inspect: script("inspect", READS, grants, include_str!("inspect.lua")),
-            prune: script("prune", ALWAYS, &[RECORD, PLACE], include_str!("prune.lua")),
-            wait: script("wait", ALWAYS, &[], include_str!("wait.lua")),
-            open: script("open", ALWAYS, &[], include_str!("open.lua")),
-            audit: script("audit", ALWAYS, &[], include_str!("audit.lua")),
+            claim: script("claim", GROWS, claim, ends, include_str!("claim.lua")),
+            renew: script("renew", ALWAYS, renew, ends, include_str!("renew.lua")),
+            settle: script("settle", ALWAYS, settle, ends, include_str!("settle.lua")),
+            checkpoint: script(
+                "checkpoint",
+                ALWAYS,
+                &[],
+                grants,
+                include_str!("checkpoint.lua"),
+            ),
+            reap: script("reap", ALWAYS, &[], ends, include_str!("reap.lua")),
+            control: script("control", ALWAYS, &[], grants, include_str!("control.lua")),
+            inspect: script("inspect", READS, &[], grants, include_str!("inspect.lua")),
+            prune: script("prune", ALWAYS, &[], places, include_str!("prune.lua")),
+            wait: script("wait", ALWAYS, &[], &[], include_str!("wait.lua")),
+            open: script("open", ALWAYS, &[], &[], include_str!("open.lua")),
+            audit: script("audit", ALWAYS, &[], &[], include_str!("audit.lua")),
         }
     }
 }

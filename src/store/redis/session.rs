@@ -43,6 +43,8 @@ struct Lane {
     verb: Verb,
     sent: HashSet<String>,
     plan: Option<Plan>,
+    /// The request before this one.
+    before: Option<Box<Lane>>,
 }
 
 fn lost(why: &str) -> Error {
@@ -105,6 +107,7 @@ impl Sessions {
             verb,
             sent: HashSet::new(),
             plan: None,
+            before: None,
         });
         if lane.seq > request.seq {
             return Err(overtaken());
@@ -116,11 +119,28 @@ impl Sessions {
                 Err(mixed_up())
             };
         }
+        lane.before = Some(Box::new(Lane {
+            seq: lane.seq,
+            verb: lane.verb,
+            sent: std::mem::take(&mut lane.sent),
+            plan: lane.plan.take(),
+            before: None,
+        }));
         lane.seq = request.seq;
         lane.verb = verb;
-        lane.sent.clear();
-        lane.plan = None;
         Ok(false)
+    }
+
+    /// A request that was refused has not been answered: the one before it is the last of its lane.
+    pub(super) fn withdraw(&self, request: RequestId) {
+        let mut open = self.lock();
+        let session = open.get_mut(&request.session);
+        let lane = session.and_then(|session| session.lanes.get_mut(&request.lane));
+        if let Some(lane) = lane.filter(|lane| lane.seq == request.seq)
+            && let Some(before) = lane.before.take()
+        {
+            *lane = *before;
+        }
     }
 
     /// The plan of a request that has one.

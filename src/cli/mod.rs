@@ -20,6 +20,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 use self::exit::{Done, Trouble};
 use crate::client::Client;
+use crate::inspect::Page;
 
 mod act;
 mod audit;
@@ -199,8 +200,12 @@ fn start(cli: &Cli) -> Done {
 }
 
 /// Opens the store, and says so if what is stored there is gone with this command.
+///
+/// Asks it something small: a store that does not answer is trouble now. A worker would repeat its
+/// calls until the store is back; whoever typed a command wants to know.
 async fn open(url: &str) -> Result<Client, Trouble> {
     let client = Client::open(url).await?;
+    client.audit(Page::first(1)).await?;
     if client.store().name() == "memory" {
         out::note("memory: lives no longer than this command");
     }

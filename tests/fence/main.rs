@@ -38,9 +38,33 @@ const INTERLEAVINGS: usize = 10_000;
 
 /// Runs the whole suite on a resource that must pass, and prints how much was tried.
 async fn conforms(name: &str, subject: &dyn Subject) {
-    let seed = std::env::var("LEASEHOLD_SEED").map_or(7, |seed| seed.parse().unwrap());
-    let figures = check(subject, seed, INTERLEAVINGS).await;
+    let figures = check(subject, seed(), INTERLEAVINGS).await;
     let figures = figures.unwrap_or_else(|breach| panic!("{name}: {breach}"));
-    println!("{name}, seed {seed}: {figures:?}");
+    println!("{name}, seed {}: {figures:?}", seed());
     assert_eq!(figures.interleavings, INTERLEAVINGS);
+}
+
+/// The same interleavings, shared out to resources of one kind that have nothing in common: where
+/// each step waits for a server, they need not wait for each other.
+#[cfg(feature = "postgres")]
+async fn conform_side_by_side(name: &str, subjects: Vec<Box<dyn Subject>>) {
+    let share = INTERLEAVINGS / subjects.len();
+    let mut checks = tokio::task::JoinSet::new();
+    for (subject, at) in subjects.into_iter().zip(0..) {
+        let seed = seed() + at * share as u64;
+        let runtime = tokio::runtime::Handle::current();
+        checks.spawn_blocking(move || runtime.block_on(check(&*subject, seed, share)));
+    }
+    let mut interleavings = 0;
+    while let Some(checked) = checks.join_next().await {
+        let figures = checked.unwrap();
+        let figures = figures.unwrap_or_else(|breach| panic!("{name}: {breach}"));
+        println!("{name}: {figures:?}");
+        interleavings += figures.interleavings;
+    }
+    assert_eq!(interleavings, INTERLEAVINGS);
+}
+
+fn seed() -> u64 {
+    std::env::var("LEASEHOLD_SEED").map_or(7, |seed| seed.parse().unwrap())
 }

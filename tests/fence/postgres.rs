@@ -10,28 +10,39 @@ use leasehold::{ErrorKind, FencingToken, async_trait};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, GenericClient, NoTls, Transaction};
 
-use crate::conforms;
+use crate::conform_side_by_side;
 use crate::postgres_server::Postgres;
 
 async fn connect(server: &Postgres) -> Client {
-    let (client, connection) = tokio_postgres::connect(&server.socket(), NoTls)
-        .await
-        .unwrap();
+    connect_in(server, "public").await
+}
+
+/// A connection that finds its tables in this schema.
+async fn connect_in(server: &Postgres, schema: &str) -> Client {
+    let mut config: tokio_postgres::Config = server.socket().parse().unwrap();
+    config.options(format!("-c search_path={schema}"));
+    let (client, connection) = config.connect(NoTls).await.unwrap();
     tokio::spawn(connection);
     client
 }
 
 async fn prepared(server: &Postgres) -> Client {
     let client = connect(server).await;
-    migrate(&client).await.unwrap();
-    let list = "CREATE TABLE list (n BIGSERIAL PRIMARY KEY, scope TEXT, value BIGINT);
-                CREATE INDEX ON list (scope, n)";
-    client.batch_execute(list).await.unwrap();
+    prepare(&client).await;
     client
 }
 
+async fn prepare(client: &Client) {
+    migrate(client).await.unwrap();
+    let list = "CREATE TABLE list (n BIGSERIAL PRIMARY KEY, scope TEXT, value BIGINT);
+                CREATE INDEX ON list (scope, n)";
+    client.batch_execute(list).await.unwrap();
+}
+
+/// Marks and lists in a schema of their own.
 struct Pg {
-    server: Postgres,
+    server: Arc<Postgres>,
+    schema: String,
     idle: Arc<Mutex<Vec<Client>>>,
     /// For what goes past the fence.
     client: tokio::sync::Mutex<Client>,
@@ -71,13 +82,8 @@ impl PgHolder {
     /// One transaction. Returns what was read, and whether anything was done.
     async fn act(&mut self, act: Act<'_>) -> Result<(Vec<u64>, bool), FenceError> {
         let tx = self.client.as_mut().unwrap().transaction().await.unwrap();
-        let fenced = match (&tx).open(&self.scope, self.token).await {
-            Ok(fenced) => fenced,
-            Err(error) => {
-                tx.rollback().await.unwrap();
-                return Err(error);
-            }
-        };
+        // If refused, the transaction is rolled back before anything else on its connection.
+        let fenced = (&tx).open(&self.scope, self.token).await?;
         let mut read = Vec::new();
         let mut first = true;
         match act {
@@ -108,7 +114,7 @@ impl Subject for Pg {
         let idle = self.idle.lock().unwrap().pop();
         let client = match idle {
             Some(client) => client,
-            None => connect(&self.server).await,
+            None => connect_in(&self.server, &self.schema).await,
         };
         Box::new(PgHolder {
             client: Some(client),
@@ -157,13 +163,23 @@ async fn a_postgres_transaction_conforms() {
     let Some(server) = Postgres::start() else {
         return;
     };
-    let client = prepared(&server).await;
-    let subject = Pg {
-        server,
-        idle: Arc::default(),
-        client: tokio::sync::Mutex::new(client),
-    };
-    conforms("postgres", &subject).await;
+    let server = Arc::new(server);
+    let admin = connect(&server).await;
+    let mut subjects: Vec<Box<dyn Subject>> = Vec::new();
+    for n in 0..8 {
+        let schema = format!("lane_{n}");
+        let create = format!("CREATE SCHEMA {schema}");
+        admin.batch_execute(&create).await.unwrap();
+        let client = connect_in(&server, &schema).await;
+        prepare(&client).await;
+        subjects.push(Box::new(Pg {
+            server: Arc::clone(&server),
+            schema,
+            idle: Arc::default(),
+            client: tokio::sync::Mutex::new(client),
+        }));
+    }
+    conform_side_by_side("postgres", subjects).await;
 }
 
 fn scope(name: &str) -> Scope {

@@ -1,8 +1,8 @@
 //! Effect, checkpoint and settlement in the handler's own transaction.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use leasehold::inspect::Ledger;
@@ -152,6 +152,42 @@ async fn a_committed_completion_needs_no_other_settlement_and_no_renewal_takes_i
         }
     }
     assert_eq!(saved, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_committed_completion_leaves_nothing_to_renew_and_nothing_to_settle() {
+    let mut world = World::new();
+    let renewed = Arc::<Mutex<Vec<usize>>>::default();
+    let seen = Arc::clone(&renewed);
+    world.client = world.client.clone().observer(move |event: &Event<'_>| {
+        if let Event::Renewed { leases, .. } = event {
+            seen.lock().unwrap().push(*leases);
+        }
+    });
+    world.client.enqueue(&Pay::default()).await.unwrap();
+    let handler = move |mut db: Connection, ctx: Context, run: usize| {
+        let renewed = Arc::clone(&renewed);
+        async move {
+            if run == 0 {
+                let tx = db.transaction()?;
+                pay(&tx, run)?;
+                ctx.enqueue_in(&tx, &Pay::default())?;
+                return ctx.complete_in(tx);
+            }
+            // The next job is claimed after the commit. The second renewal from here is long after
+            // the first handler's end.
+            let before = renewed.lock().unwrap().len();
+            while renewed.lock().unwrap().len() < before + 2 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            assert_eq!(renewed.lock().unwrap().last(), Some(&1), "leases renewed");
+            Ok(())
+        }
+    };
+    let ledger = world.run(handler, |ledger| ledger.completed == 2).await;
+    assert_eq!((ledger.granted, ledger.retried, ledger.fenced), (2, 0, 0));
+    assert!(ledger.balances(), "{ledger:?}");
+    assert_eq!(world.paid(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

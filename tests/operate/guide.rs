@@ -2,7 +2,7 @@
 
 use std::process::{Command, Stdio};
 
-use crate::world::{stderr, stores};
+use crate::world::{New, on_each_store, stderr};
 
 const GUIDE: &str = include_str!("../../src/guide/operations.md");
 
@@ -13,39 +13,39 @@ fn lines() -> Vec<&'static str> {
     blocks.flat_map(str::lines).collect()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn every_command_of_the_recipes_works() {
+on_each_store!(every_command_of_the_recipes_works);
+
+async fn every_command_of_the_recipes_works(new: New) {
     let lines = lines();
     assert!(lines.len() > 20, "{lines:?}");
     for line in lines {
-        for place in stores() {
-            let stage = place.world().await.stage().await;
-            let words = line.split(' ').map(|word| match word {
-                "JOB" => stage.late.id.to_string(),
-                "QUEUE" => "day".to_owned(),
-                "OWNER" => "host-2".to_owned(),
-                "TASK" => "deploy-7".to_owned(),
-                word => word.to_owned(),
-            });
-            let mut script = words.collect::<Vec<_>>().join(" ");
-            if [" cancel ", " revoke ", " purge "]
-                .iter()
-                .any(|word| line.contains(word))
-            {
-                script += " --yes";
-            }
-            let script = script.replacen("leasehold", "\"$PROGRAM\"", 1);
-            let output = Command::new("sh")
-                .args(["-c", &script])
-                .env("PROGRAM", env!("CARGO_BIN_EXE_leasehold"))
-                .env("LEASEHOLD_URL", &place.url)
-                .stdin(Stdio::null())
-                .output()
-                .unwrap();
-            assert_eq!(output.status.code(), Some(0), "{line}: {}", stderr(&output));
-            assert!(!output.stdout.is_empty(), "{line}");
-            let text = String::from_utf8_lossy(&output.stdout);
-            assert!(!text.contains(": 0 done"), "{line}: {text}");
+        let place = new();
+        let stage = place.world().await.stage().await;
+        let words = line.split(' ').map(|word| match word {
+            "JOB" => stage.late.id.to_string(),
+            "QUEUE" => "day".to_owned(),
+            "OWNER" => "host-2".to_owned(),
+            "TASK" => "deploy-7".to_owned(),
+            word => word.to_owned(),
+        });
+        let mut script = words.collect::<Vec<_>>().join(" ");
+        if [" cancel ", " revoke ", " purge "]
+            .iter()
+            .any(|word| line.contains(word))
+        {
+            script += " --yes";
         }
+        let script = script.replacen("leasehold", "\"$PROGRAM\"", 1);
+        let output = Command::new("sh")
+            .args(["-c", &script])
+            .env("PROGRAM", env!("CARGO_BIN_EXE_leasehold"))
+            .env("LEASEHOLD_URL", &place.url)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(0), "{line}: {}", stderr(&output));
+        assert!(!output.stdout.is_empty(), "{line}");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(!text.contains(": 0 done"), "{line}: {text}");
     }
 }

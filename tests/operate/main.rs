@@ -10,7 +10,12 @@
 
 mod act;
 mod guide;
+#[path = "../support/http.rs"]
+mod http;
 mod look;
+#[allow(dead_code, unused_imports, reason = "other tests use more of it")]
+#[path = "../support/redis/mod.rs"]
+mod redis_server;
 mod schema;
 mod shell;
 mod terminal;

@@ -3,7 +3,12 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::world::stores;
+use crate::world::{New, on_each_store};
+
+on_each_store! {
+    what_is_printed_for_programs_keeps_its_shape,
+    what_the_doctor_finds_keeps_its_shape,
+}
 
 /// Keys and types; of a list, those of its first element.
 fn shape(value: &Value) -> Value {
@@ -89,99 +94,115 @@ fn done() -> Value {
     json!({ "command": "string", "done": "number", "skipped": "number", "duplicates": [] })
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_printed_for_programs_keeps_its_shape() {
-    for place in stores() {
-        let stage = place.world().await.stage().await;
-        let (dead, scheduled) = (stage.dead[0].to_string(), stage.scheduled.to_string());
-        let document = |args: &[&str]| shape(&place.json(args));
-        let line = |args: &[&str]| {
-            let lines = place.ndjson(args);
-            shape(&lines[0])
-        };
+async fn what_is_printed_for_programs_keeps_its_shape(new: New) {
+    let place = new();
+    let stage = place.world().await.stage().await;
+    let (dead, scheduled) = (stage.dead[0].to_string(), stage.scheduled.to_string());
+    let document = |args: &[&str]| shape(&place.json(args));
+    let line = |args: &[&str]| {
+        let lines = place.ndjson(args);
+        shape(&lines[0])
+    };
 
-        assert_eq!(
-            document(&["enqueue", "mail"]),
-            json!({ "id": "string", "enqueued": "string" })
-        );
-        assert_eq!(
-            line(&["enqueue", "mail"]),
-            json!({ "id": "string", "enqueued": "string" })
-        );
-        assert_eq!(document(&["stats"]), json!({ "queues": [queue()] }));
-        assert_eq!(line(&["stats"]), queue());
-        assert_eq!(
-            document(&["queues", "ls"]),
-            json!({ "queues": [queue()], "more": "bool" })
-        );
-        assert_eq!(line(&["queues", "ls"]), queue());
-        assert_eq!(
-            document(&["leases", "ls"]),
-            json!({ "leases": [lease(true)], "more": "bool" })
-        );
-        assert_eq!(line(&["leases", "ls"]), lease(true));
-        assert_eq!(line(&["leases", "ls", "--owner", "host-2"]), lease(false));
+    assert_eq!(
+        document(&["enqueue", "mail"]),
+        json!({ "id": "string", "enqueued": "string" })
+    );
+    assert_eq!(
+        line(&["enqueue", "mail"]),
+        json!({ "id": "string", "enqueued": "string" })
+    );
+    assert_eq!(document(&["stats"]), json!({ "queues": [queue()] }));
+    assert_eq!(line(&["stats"]), queue());
+    assert_eq!(
+        document(&["queues", "ls"]),
+        json!({ "queues": [queue()], "more": "bool" })
+    );
+    assert_eq!(line(&["queues", "ls"]), queue());
+    assert_eq!(
+        document(&["leases", "ls"]),
+        json!({ "leases": [lease(true)], "more": "bool" })
+    );
+    assert_eq!(line(&["leases", "ls"]), lease(true));
+    assert_eq!(line(&["leases", "ls", "--owner", "host-2"]), lease(false));
 
-        let buried = job("string", "null", "string");
-        let jobs = json!({ "jobs": [buried], "more": "bool" });
-        assert_eq!(document(&["jobs", "ls", "--state", "dead"]), jobs);
-        assert_eq!(document(&["dead", "ls", "--ungrouped"]), jobs);
-        assert_eq!(line(&["dead", "ls", "--ungrouped"]), buried);
-        assert_eq!(
-            line(&["jobs", "ls", "--state", "leased"]),
-            job("null", "string", "string")
-        );
-        assert_eq!(
-            line(&["jobs", "ls", "--state", "ready"]),
-            job("null", "null", "null")
-        );
-        let group = json!({
-            "kind": "string", "error": "string", "jobs": "number", "first_at": "string",
-            "last_at": "string", "example": "string",
-        });
-        assert_eq!(
-            document(&["dead", "ls"]),
-            json!({ "groups": [group], "more": "bool" })
-        );
-        assert_eq!(line(&["dead", "ls"]), group);
-        let worker = json!({
-            "owner": "string", "task": "string", "leases": "number", "overdue": "number",
-            "oldest_granted_at": "string", "least_time_left_seconds": "number", "queues": ["string"],
-        });
-        assert_eq!(
-            document(&["workers", "ls"]),
-            json!({ "workers": [worker], "more": "bool" })
-        );
-        assert_eq!(line(&["workers", "ls"]), worker);
+    let buried = job("string", "null", "string");
+    let jobs = json!({ "jobs": [buried], "more": "bool" });
+    assert_eq!(document(&["jobs", "ls", "--state", "dead"]), jobs);
+    assert_eq!(document(&["dead", "ls", "--ungrouped"]), jobs);
+    assert_eq!(line(&["dead", "ls", "--ungrouped"]), buried);
+    assert_eq!(
+        line(&["jobs", "ls", "--state", "leased"]),
+        job("null", "string", "string")
+    );
+    assert_eq!(
+        line(&["jobs", "ls", "--state", "ready"]),
+        job("null", "null", "null")
+    );
+    let group = json!({
+        "kind": "string", "error": "string", "jobs": "number", "first_at": "string",
+        "last_at": "string", "example": "string",
+    });
+    assert_eq!(
+        document(&["dead", "ls"]),
+        json!({ "groups": [group], "more": "bool" })
+    );
+    assert_eq!(line(&["dead", "ls"]), group);
+    let worker = json!({
+        "owner": "string", "task": "string", "leases": "number", "overdue": "number",
+        "oldest_granted_at": "string", "least_time_left_seconds": "number", "queues": ["string"],
+    });
+    assert_eq!(
+        document(&["workers", "ls"]),
+        json!({ "workers": [worker], "more": "bool" })
+    );
+    assert_eq!(line(&["workers", "ls"]), worker);
 
-        let shown = document(&["jobs", "show", &stage.soon.id.to_string()]);
-        assert_eq!(shown, shown_job());
-        assert_eq!(
-            line(&["jobs", "show", &stage.soon.id.to_string()]),
-            shown_job()
-        );
+    let shown = document(&["jobs", "show", &stage.soon.id.to_string()]);
+    assert_eq!(shown, shown_job());
+    assert_eq!(
+        line(&["jobs", "show", &stage.soon.id.to_string()]),
+        shown_job()
+    );
 
-        assert_eq!(document(&["queues", "pause", "day"]), done());
-        assert_eq!(line(&["queues", "resume", "day"]), done());
-        assert_eq!(document(&["jobs", "retry", &dead]), done());
-        assert_eq!(document(&["jobs", "cancel", &scheduled, "--yes"]), done());
-        assert_eq!(document(&["dead", "retry", "--match", "timeout"]), done());
-        assert_eq!(document(&["dead", "purge", "--all", "--yes"]), done());
-        let revoke = [
-            "leases", "revoke", "--owner", "host-2", "--reason", "x", "--yes",
-        ];
-        assert_eq!(document(&revoke), done());
-        assert_eq!(document(&["queues", "purge", "day", "--yes"]), done());
-        let command = json!({
-            "at": "string", "actor": "string", "reason": "string", "command": "string",
-            "done": "number", "tokens": [],
-        });
-        assert_eq!(
-            document(&["audit"]),
-            json!({ "commands": [command], "more": "bool" })
-        );
-        assert_eq!(line(&["audit"]), command);
-    }
+    assert_eq!(document(&["queues", "pause", "day"]), done());
+    assert_eq!(line(&["queues", "resume", "day"]), done());
+    assert_eq!(document(&["jobs", "retry", &dead]), done());
+    assert_eq!(document(&["jobs", "cancel", &scheduled, "--yes"]), done());
+    assert_eq!(document(&["dead", "retry", "--match", "timeout"]), done());
+    assert_eq!(document(&["dead", "purge", "--all", "--yes"]), done());
+    let revoke = [
+        "leases", "revoke", "--owner", "host-2", "--reason", "x", "--yes",
+    ];
+    assert_eq!(document(&revoke), done());
+    assert_eq!(document(&["queues", "purge", "day", "--yes"]), done());
+    let command = json!({
+        "at": "string", "actor": "string", "reason": "string", "command": "string",
+        "done": "number", "tokens": [],
+    });
+    assert_eq!(
+        document(&["audit"]),
+        json!({ "commands": [command], "more": "bool" })
+    );
+    assert_eq!(line(&["audit"]), command);
+}
+
+async fn what_the_doctor_finds_keeps_its_shape(new: New) {
+    let place = new();
+    place.world().await.stage().await;
+    let output = place.run(&["doctor", "--output", "json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let finding = json!({
+        "place": "string", "check": "string", "level": "string", "found": "string",
+        "advice": "string",
+    });
+    assert_eq!(
+        shape(&report),
+        json!({ "healthy": "bool", "findings": [finding] })
+    );
+    // What is at risk depends on the machine and on the server's settings.
+    let code = i32::from(report["healthy"] == false);
+    assert_eq!(output.status.code(), Some(code), "{report}");
 }
 
 fn shown_job() -> Value {

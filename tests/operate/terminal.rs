@@ -12,7 +12,7 @@ use rustix::process::Signal;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcsetwinsize};
 
-use crate::world::{Place, job, sqlite};
+use crate::world::{New, Place, job, on_each_store, sqlite};
 
 /// A command whose stdin, stdout and stderr are a terminal of 80 by 24.
 pub(crate) struct Terminal {
@@ -115,9 +115,13 @@ fn purge(place: &Place, answer: &str) -> Option<i32> {
     terminal.end().code()
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_destroys_is_asked_for() {
-    let place = sqlite();
+on_each_store! {
+    what_destroys_is_asked_for,
+    top_gives_the_terminal_back_when_it_is_quit,
+}
+
+async fn what_destroys_is_asked_for(new: New) {
+    let place = new();
     let world = place.world().await;
     let id = world.enqueue(job("day", "mail")).await;
     for no in ["\n", "n\n", "what\n", "\x04"] {
@@ -154,9 +158,8 @@ impl Terminal {
     }
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn top_gives_the_terminal_back_when_it_is_quit() {
-    let place = sqlite();
+async fn top_gives_the_terminal_back_when_it_is_quit(new: New) {
+    let place = new();
     let mut terminal = top(&place).await;
     terminal.press(" ");
     terminal.wait_for("HELD");

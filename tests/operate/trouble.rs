@@ -1,6 +1,13 @@
 //! Trouble is one clear line and the documented exit code, whatever the command.
 
-use crate::world::{job, leasehold, refused, sqlite, stores};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use crate::world::{New, job, leasehold, on_each_store, refused, sqlite};
+
+on_each_store! {
+    what_is_not_there_is_not_found,
+}
 
 const NOBODY: &str = "01977a3e-11aa-7bcd-8f00-0123456789ab";
 
@@ -54,6 +61,52 @@ fn a_wrong_or_missing_store_is_one_line() {
     }
 }
 
+/// Far more than a command takes that does not repeat its calls, far less than one that does.
+const SOON: Duration = Duration::from_secs(20);
+
+/// The command tells soon, in one line and without the password, that this server does not answer.
+fn gives_up(url: &str, args: &[&str]) {
+    let began = Instant::now();
+    let mut command = leasehold(args);
+    let command = command.args(["--url", url]).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    let text = crate::world::stderr(&output);
+    assert_eq!(output.status.code(), Some(3), "{args:?}: {text}");
+    assert_eq!(text.lines().count(), 1, "{args:?}: {text}");
+    assert!(text.contains("redis"), "{args:?}: {text}");
+    assert!(!text.contains("hunter2"), "{args:?}: {text}");
+    assert!(output.stdout.is_empty(), "{args:?}");
+    assert!(began.elapsed() < SOON, "{args:?}: {:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_dead_server_is_one_line_and_soon() {
+    // Bound and not listening: nobody else gets the port, and whoever knocks is turned away.
+    let closed = tokio::net::TcpSocket::new_v4().unwrap();
+    closed.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let dead = format!("redis://ann:hunter2@{}", closed.local_addr().unwrap());
+    let more: &[&[&str]] = &[
+        &["enqueue", "mail"],
+        &["serve", "--listen", "127.0.0.1:0"],
+        &["doctor"],
+    ];
+    for args in COMMANDS.iter().chain(more) {
+        gives_up(&dead, args);
+    }
+    // One that takes calls and says nothing.
+    let deaf = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let deaf = format!("redis://ann:hunter2@{}", deaf.local_addr().unwrap());
+    for args in [&["stats"][..], &["enqueue", "mail"]] {
+        gives_up(&deaf, args);
+    }
+}
+
+#[test]
+fn what_bench_cannot_measure_it_says() {
+    let redis = "redis://ann:hunter2@127.0.0.1:1";
+    refused(leasehold(&["bench", redis]), 2, "cannot measure \"redis\"");
+}
+
 #[test]
 fn a_password_is_not_printed_where_it_does_not_belong() {
     for args in [
@@ -74,43 +127,41 @@ fn a_password_is_not_printed_where_it_does_not_belong() {
     assert!(!String::from_utf8_lossy(&help.stdout).contains("hunter2"));
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_there_is_not_found() {
-    for place in stores() {
-        let world = place.world().await;
-        let id = world.enqueue(job("day", "mail")).await.to_string();
-        for args in [
-            &["jobs", "show", NOBODY][..],
-            &["jobs", "cancel", NOBODY, "--yes"],
-            &["jobs", "retry", NOBODY],
-            &["dead", "retry", NOBODY],
-            &["dead", "purge", NOBODY, "--yes"],
-            &["leases", "revoke", NOBODY, "--reason", "x", "--yes"],
-        ] {
-            place.refused(args, 3, NOBODY);
-        }
-        place.refused(
-            &["leases", "revoke", &id, "--reason", "x", "--yes"],
-            3,
-            "it is ready",
-        );
-        place.refused(
-            &[
-                "leases", "revoke", "--owner", "nobody", "--reason", "x", "-y",
-            ],
-            3,
-            "nobody",
-        );
-        for args in [
-            &["queues", "pause", "nigth"][..],
-            &["queues", "resume", "nigth"],
-            &["queues", "purge", "nigth", "--yes"],
-            &["jobs", "ls", "--queue", "nigth"],
-            &["dead", "ls", "--queue", "nigth"],
-            &["dead", "purge", "--all", "--queue", "nigth", "--yes"],
-        ] {
-            place.refused(args, 3, "no queue nigth");
-        }
+async fn what_is_not_there_is_not_found(new: New) {
+    let place = new();
+    let world = place.world().await;
+    let id = world.enqueue(job("day", "mail")).await.to_string();
+    for args in [
+        &["jobs", "show", NOBODY][..],
+        &["jobs", "cancel", NOBODY, "--yes"],
+        &["jobs", "retry", NOBODY],
+        &["dead", "retry", NOBODY],
+        &["dead", "purge", NOBODY, "--yes"],
+        &["leases", "revoke", NOBODY, "--reason", "x", "--yes"],
+    ] {
+        place.refused(args, 3, NOBODY);
+    }
+    place.refused(
+        &["leases", "revoke", &id, "--reason", "x", "--yes"],
+        3,
+        "it is ready",
+    );
+    place.refused(
+        &[
+            "leases", "revoke", "--owner", "nobody", "--reason", "x", "-y",
+        ],
+        3,
+        "nobody",
+    );
+    for args in [
+        &["queues", "pause", "nigth"][..],
+        &["queues", "resume", "nigth"],
+        &["queues", "purge", "nigth", "--yes"],
+        &["jobs", "ls", "--queue", "nigth"],
+        &["dead", "ls", "--queue", "nigth"],
+        &["dead", "purge", "--all", "--queue", "nigth", "--yes"],
+    ] {
+        place.refused(args, 3, "no queue nigth");
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::any::Any;
 use std::process::{Command, Output, Stdio};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use leasehold::job::{JobRecord, Kind, QueueName};
@@ -14,16 +15,38 @@ use leasehold::store::{
 use leasehold::{Client, JobId, NewJob, Receipt};
 use serde_json::Value;
 
+use crate::redis_server::Standalone;
+
 /// A place where a store can be opened by its URL, and is gone with its guard.
 pub(crate) struct Place {
     pub(crate) url: String,
-    _guard: Box<dyn Any>,
+    _guard: Box<dyn Any + Send + Sync>,
 }
 
-/// Every store that the command can open. Another store is another line.
-pub(crate) fn stores() -> Vec<Place> {
-    vec![sqlite()]
+/// The same tests on every store that the command can open: a module for each store. A test takes
+/// what it gets a new place from.
+macro_rules! on_each_store {
+    ($($test:ident),+ $(,)?) => {
+        mod sqlite {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $test() {
+                super::$test(crate::world::sqlite).await;
+            })+
+        }
+
+        mod redis {
+            $(#[tokio::test(flavor = "multi_thread")]
+            #[ignore = "needs redis-server: ./tests/run"]
+            async fn $test() {
+                super::$test(crate::world::redis).await;
+            })+
+        }
+    };
 }
+pub(crate) use on_each_store;
+
+/// Makes a place with nothing in it.
+pub(crate) type New = fn() -> Place;
 
 pub(crate) fn sqlite() -> Place {
     let dir = tempfile::tempdir().unwrap();
@@ -31,6 +54,25 @@ pub(crate) fn sqlite() -> Place {
     Place {
         url,
         _guard: Box::new(dir),
+    }
+}
+
+/// A namespace of its own on a server that the tests share, and the last of them ends. Single jobs
+/// can be asked for.
+pub(crate) fn redis() -> Place {
+    static SERVER: Mutex<Weak<Standalone>> = Mutex::new(Weak::new());
+    static NAMESPACES: AtomicUsize = AtomicUsize::new(0);
+
+    let mut shared = SERVER.lock().unwrap_or_else(PoisonError::into_inner);
+    let server = shared.upgrade().unwrap_or_else(|| {
+        let server = Arc::new(Standalone::start(&[]));
+        *shared = Arc::downgrade(&server);
+        server
+    });
+    let namespace = NAMESPACES.fetch_add(1, Ordering::Relaxed);
+    Place {
+        url: format!("{}?namespace=n{namespace}&index=true", server.url()),
+        _guard: Box::new(server),
     }
 }
 

@@ -30,8 +30,7 @@ pub(crate) struct Postgres {
 impl Postgres {
     /// Starts a new server. None if there is none on this machine and nobody requires one.
     ///
-    /// Commits do not wait for the disk: they survive the death of the server, not that of the
-    /// machine.
+    /// Commits do not wait for the disk: for tests of order, which keep nothing.
     pub(crate) fn start() -> Option<Self> {
         Self::with(false)
     }
@@ -130,7 +129,15 @@ impl Postgres {
     }
 
     fn try_launch(&mut self) -> bool {
-        let sync = if self.durable { "on" } else { "off" };
+        let settings: &[&str] = if self.durable {
+            &[]
+        } else {
+            &[
+                "fsync=off",
+                "synchronous_commit=off",
+                "full_page_writes=off",
+            ]
+        };
         let log = std::fs::File::create(self.path("log")).unwrap();
         let child = self
             .program("postgres")
@@ -139,8 +146,8 @@ impl Postgres {
             .arg("-k")
             .arg(self.path("socket"))
             .args(["-h", "127.0.0.1", "-p", &self.port.to_string(), "-N", "100"])
-            .args(["-c", &format!("fsync={sync}")])
-            .args(["-c", "shared_buffers=16MB"])
+            .args(settings.iter().flat_map(|setting| ["-c", *setting]))
+            .args(["-c", "shared_buffers=16MB", "-c", "jit=off"])
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()

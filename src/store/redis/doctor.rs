@@ -12,7 +12,7 @@ use super::acl::COMMANDS;
 use super::dial::{Dialer, Wire};
 use super::url::{Address, Host, Servers};
 use crate::clock::{Clock as _, SystemClock, monotonic};
-use crate::error::Result;
+use crate::error::{Result, Verb};
 use crate::job::Namespace;
 use crate::store::health::Finding;
 
@@ -70,7 +70,7 @@ pub(crate) async fn examine(url: &str) -> Result<Vec<Finding>> {
         |(_, name)| Namespace::new(name),
     )?;
     let dialer = Dialer::new(address)?;
-    match dialer.dial().await? {
+    match dialer.dial().await.map_err(super::at(Verb::Open))? {
         Wire::One(connection) => {
             let mut patient = Patient {
                 connection,

@@ -42,8 +42,4 @@ async fn postgres() -> ManualFixture {
 }
 
 #[cfg(feature = "postgres")]
-leasehold::conformance!(
-    postgres,
-    postgres,
-    ignore = "needs postgresql: ./tests/run"
-);
+leasehold::conformance!(postgres, postgres, ignore = "needs postgresql: ./tests/run");

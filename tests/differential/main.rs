@@ -14,12 +14,12 @@ mod broken;
 mod program;
 #[cfg(all(unix, feature = "redis"))]
 mod redis;
-#[cfg(all(unix, feature = "redis"))]
-#[path = "../support/mod.rs"]
-mod support;
 #[cfg(feature = "postgres")]
 #[path = "../postgres/server.rs"]
 mod server;
+#[cfg(all(unix, feature = "redis"))]
+#[path = "../support/mod.rs"]
+mod support;
 mod world;
 
 use std::any::Any;

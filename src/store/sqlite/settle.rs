@@ -22,7 +22,10 @@ impl Tx<'_> {
             return Ok(first.collect::<Result<_, _>>()?);
         }
         let verdicts = self.settle_all(&request.settlements, now)?;
-        let answer: Vec<u8> = verdicts.iter().map(|verdict| written_verdict(*verdict)).collect();
+        let answer: Vec<u8> = verdicts
+            .iter()
+            .map(|verdict| written_verdict(*verdict))
+            .collect();
         self.remember(request.request, Verb::Settle, &answer)?;
         Ok(verdicts)
     }

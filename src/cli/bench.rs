@@ -13,7 +13,7 @@ use super::bench_run::{self, Waits};
 use super::scratch::Scratch;
 use super::{Cli, Done, Trouble, out};
 use crate::client::Client;
-use crate::job::{JobId, JobState, limits};
+use crate::job::{JobId, JobState, Namespace, limits};
 use crate::observe::metrics;
 use crate::store::{Command, MemoryStore, Select};
 
@@ -38,7 +38,8 @@ const UPKEEP: Duration = Duration::from_millis(500);
 /// raw      The bare engine, without leases. memory: one loop pops the payload from a locked deque,
 ///          decodes it and awaits the same handler, boxed. sqlite: one connection to a file in the
 ///          same directory, WAL, `synchronous` as for the store, inserts and then deletes
-///          (DELETE … RETURNING) rows with the same payload, 100 in a transaction.
+///          (DELETE … RETURNING) rows with the same payload, 100 in a transaction. redis: one
+///          connection, 8 calls in flight, RPUSH of 100 payloads and then LPOP of 100.
 ///
 /// Exit code 1 if a job was lost or ran twice.
 #[derive(Debug, clap::Args)]
@@ -76,6 +77,10 @@ enum Target {
         scratch: Scratch,
         /// The store's file was not there before.
         made: bool,
+    },
+    Redis {
+        url: String,
+        namespace: Namespace,
     },
 }
 
@@ -140,14 +145,25 @@ async fn measure(args: &Args, target: &Target) -> Result<Report, Trouble> {
 impl Target {
     fn of(url: &str) -> Result<Self, Trouble> {
         let (address, query) = url.split_once('?').unwrap_or((url, ""));
+        let kept = query.split('&').filter(|pair| !pair.is_empty());
+        let kept = kept.filter(|pair| !pair.starts_with("namespace="));
+        let name = format!("bench-{}", JobId::generate());
+        let namespace = format!("namespace={name}");
+        let query: Vec<&str> = kept.chain([namespace.as_str()]).collect();
         let Some(path) = address.strip_prefix("sqlite:") else {
             if address.starts_with("memory:") {
                 return Ok(Self::Memory);
             }
             // The address may hold a password: only its scheme is shown.
             let scheme = address.split(':').next().unwrap_or_default();
+            if scheme.starts_with("redis") {
+                return Ok(Self::Redis {
+                    url: format!("{address}?{}", query.join("&")),
+                    namespace: Namespace::new(name)?,
+                });
+            }
             return Err(Trouble::Usage(format!(
-                "bench: cannot measure {scheme:?} stores; memory: and sqlite: can be measured"
+                "bench: cannot measure {scheme:?} stores; memory:, sqlite: and redis: can be measured"
             )));
         };
         let path = path.strip_prefix("//").unwrap_or(path);
@@ -161,10 +177,6 @@ impl Target {
         };
         let scratch = Scratch::new(&parent, "leasehold-bench", false)?;
         let file = given.unwrap_or_else(|| scratch.path().join("store.db"));
-        let kept = query.split('&').filter(|pair| !pair.is_empty());
-        let kept = kept.filter(|pair| !pair.starts_with("namespace="));
-        let namespace = format!("namespace=bench-{}", JobId::generate());
-        let query: Vec<&str> = kept.chain([namespace.as_str()]).collect();
         Ok(Self::Sqlite {
             url: format!("sqlite://{}?{}", file.display(), query.join("&")),
             full: !query.contains(&"synchronous=normal"),
@@ -177,7 +189,7 @@ impl Target {
     async fn open(&self) -> Result<Client, Trouble> {
         match self {
             Self::Memory => Ok(Client::new(Arc::new(MemoryStore::new()))),
-            Self::Sqlite { url, .. } => Ok(Client::open(url).await?),
+            Self::Sqlite { url, .. } | Self::Redis { url, .. } => Ok(Client::open(url).await?),
         }
     }
 
@@ -191,6 +203,7 @@ impl Target {
                     .await
                     .map_err(|error| Trouble::Failed(format!("bench: {error}")))?
             }
+            Self::Redis { url, namespace } => bench_raw::redis(url, namespace, jobs, payload).await,
         }
     }
 

@@ -2,14 +2,18 @@
 
 use std::collections::VecDeque;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use rusqlite::Connection;
+use tokio::task::JoinSet;
 
 use super::Trouble;
 use super::bench_run::{BATCH, Bare, Count, Numbered, Tally, rate};
 use crate::clock::monotonic;
+use crate::job::Namespace;
+use crate::store::redis::bare::List;
 
 /// Jobs a second.
 pub(super) struct Rates {
@@ -113,6 +117,61 @@ fn rows(
         enqueue,
         drain: rate(jobs, began.elapsed()),
     })
+}
+
+/// Calls to the server at the same time, on one connection.
+const IN_FLIGHT: usize = 8;
+
+/// One list; payloads go in and come out, a hundred in a call.
+pub(super) async fn redis(
+    url: &str,
+    namespace: &Namespace,
+    jobs: usize,
+    payload: usize,
+) -> Result<Rates, Trouble> {
+    let list = Arc::new(List::open(url, namespace)?);
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut callers = JoinSet::new();
+    let began = monotonic();
+    for _ in 0..IN_FLIGHT {
+        let (list, next) = (Arc::clone(&list), Arc::clone(&next));
+        let make = Numbered::maker(payload);
+        callers.spawn(async move {
+            loop {
+                let from = next.fetch_add(BATCH, Ordering::Relaxed);
+                if from >= jobs {
+                    return Ok(());
+                }
+                let numbers = from..(from + BATCH).min(jobs);
+                let batch: Result<Vec<_>, Trouble> = numbers.map(|n| encode(&make(n))).collect();
+                list.push(&batch?).await?;
+            }
+        });
+    }
+    all(callers).await?;
+    let enqueue = rate(jobs, began.elapsed());
+
+    let mut callers = JoinSet::new();
+    let began = monotonic();
+    for _ in 0..IN_FLIGHT {
+        let list = Arc::clone(&list);
+        callers.spawn(async move {
+            while list.pop(BATCH).await? > 0 {}
+            Ok(())
+        });
+    }
+    all(callers).await?;
+    Ok(Rates {
+        enqueue,
+        drain: rate(jobs, began.elapsed()),
+    })
+}
+
+async fn all(mut callers: JoinSet<Result<(), Trouble>>) -> Result<(), Trouble> {
+    while let Some(caller) = callers.join_next().await {
+        caller.map_err(|error| Trouble::Failed(format!("bench: {error}")))??;
+    }
+    Ok(())
 }
 
 fn encode(job: &Numbered) -> Result<Vec<u8>, Trouble> {

@@ -36,6 +36,8 @@ use wait::Bells;
 use wire::{In, garbled};
 
 mod acl;
+#[cfg(feature = "cli")]
+pub(crate) mod bare;
 mod checkpoint;
 mod claim;
 mod control;

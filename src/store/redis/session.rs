@@ -216,3 +216,27 @@ impl Sessions {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_request_leaves_its_lane_as_it_was() {
+        let sessions = Sessions::default();
+        let session = sessions.open(Timestamp::ZERO);
+        let request = |seq| RequestId {
+            session,
+            lane: 0,
+            seq,
+        };
+        let begin = |seq| sessions.begin(request(seq), Verb::Claim);
+        assert!(!begin(1).unwrap());
+        assert!(!begin(2).unwrap());
+        assert!(begin(1).is_err());
+        sessions.withdraw(request(2));
+        assert!(begin(1).unwrap());
+        assert!(!begin(2).unwrap());
+        assert!(begin(1).is_err());
+    }
+}

@@ -165,8 +165,9 @@ async fn a_committed_completion_leaves_nothing_to_renew_and_nothing_to_settle() 
         }
     });
     world.client.enqueue(&Pay::default()).await.unwrap();
+    let seen = Arc::clone(&renewed);
     let handler = move |mut db: Connection, ctx: Context, run: usize| {
-        let renewed = Arc::clone(&renewed);
+        let renewed = Arc::clone(&seen);
         async move {
             if run == 0 {
                 let tx = db.transaction()?;
@@ -180,11 +181,11 @@ async fn a_committed_completion_leaves_nothing_to_renew_and_nothing_to_settle() 
             while renewed.lock().unwrap().len() < before + 2 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            assert_eq!(renewed.lock().unwrap().last(), Some(&1), "leases renewed");
             Ok(())
         }
     };
     let ledger = world.run(handler, |ledger| ledger.completed == 2).await;
+    assert_eq!(renewed.lock().unwrap().last(), Some(&1), "leases renewed");
     assert_eq!((ledger.granted, ledger.retried, ledger.fenced), (2, 0, 0));
     assert!(ledger.balances(), "{ledger:?}");
     assert_eq!(world.paid(), 1);

@@ -1,5 +1,7 @@
 //! What the commands that only look show.
 
+use std::io::{BufRead as _, BufReader};
+
 use crate::http::get;
 use crate::world::{New, on_each_store};
 
@@ -184,7 +186,6 @@ async fn dead_jobs_are_grouped_by_kind_and_error(new: New) {
 
 async fn stats_can_be_watched(new: New) {
     let place = new();
-    use std::io::{BufRead as _, BufReader};
     let world = place.world().await;
     world.enqueue(crate::world::job("day", "mail")).await;
     for watch in [&["--watch"][..], &["--watch", "0.1"]] {
@@ -215,7 +216,6 @@ impl Drop for Serving {
 }
 
 async fn a_store_is_served(new: New) {
-    use std::io::{BufRead as _, BufReader};
     let place = new();
     let stage = place.world().await.stage().await;
     let mut command = place.command(&["serve", "--listen", "127.0.0.1:0"]);

@@ -94,10 +94,10 @@ async fn a_dead_server_is_one_line_and_soon() {
         gives_up(&dead, args);
     }
     // One that takes calls and says nothing.
-    let deaf = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let deaf = format!("redis://ann:hunter2@{}", deaf.local_addr().unwrap());
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://ann:hunter2@{}", silent.local_addr().unwrap());
     for args in [&["stats"][..], &["enqueue", "mail"]] {
-        gives_up(&deaf, args);
+        gives_up(&url, args);
     }
 }
 

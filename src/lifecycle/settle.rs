@@ -446,7 +446,6 @@ fn completed(
         times,
     };
     close_one(pool, held, &done, verdict, monotonic());
-    pool.end(held, index);
 }
 
 /// What a run's end means for the lease. Pure. None: settle nothing.

@@ -15,6 +15,7 @@
 //! | `leasehold_leases_lost_total` | counter, leases | queue, kind, cause | lost while this process worked on them |
 //! | `leasehold_lease_renewals_total` | counter, leases | queue, result | in renewal calls: held, fenced, error |
 //! | `leasehold_calls_fenced_total` | counter, calls | queue, verb | refused as stale |
+//! | `leasehold_stale_writes_rejected_total` | counter, operations | queue, op | refused by a fence: open, read, write |
 //! | `leasehold_settlements_late_total` | counter, settlements | queue | after the deadline, before anybody else |
 //! | `leasehold_claims_empty_total` | counter, claims | | granted nothing |
 //! | `leasehold_lease_held_seconds` | histogram, seconds | queue, kind | from grant to release |

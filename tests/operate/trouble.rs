@@ -103,8 +103,8 @@ async fn a_dead_server_is_one_line_and_soon() {
 
 #[test]
 fn what_bench_cannot_measure_it_says() {
-    let redis = "redis://ann:hunter2@127.0.0.1:1";
-    refused(leasehold(&["bench", redis]), 2, "cannot measure \"redis\"");
+    let url = "postgres://ann:hunter2@127.0.0.1:1/app";
+    refused(leasehold(&["bench", url]), 2, "cannot measure \"postgres\"");
 }
 
 #[test]

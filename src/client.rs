@@ -234,6 +234,14 @@ impl fmt::Debug for Client {
     }
 }
 
+/// An unknown setting, for people. A password may have strayed into it: only a word is shown.
+pub(crate) fn setting_found(name: Option<&str>) -> String {
+    match name.filter(|name| is_word(name)) {
+        Some(name) => format!("setting {name:?}"),
+        None => "a setting without a name".into(),
+    }
+}
+
 /// Opens the store that a URL names.
 pub(crate) async fn open_store(url: &str) -> Result<Arc<dyn Store>> {
     let (address, query) = url.split_once('?').unwrap_or((url, ""));
@@ -289,11 +297,7 @@ impl Settings {
                 Some(("synchronous", "normal")) => settings.synchronous_normal = true,
                 Some(("synchronous", "full")) => settings.synchronous_normal = false,
                 _ => {
-                    let key = pair.split_once('=').map(|(key, _)| key);
-                    let found = match key.filter(|key| is_word(key)) {
-                        Some(key) => format!("setting {key:?}"),
-                        None => "a setting without a name".into(),
-                    };
+                    let found = setting_found(pair.split_once('=').map(|(key, _)| key));
                     let allowed = "namespace=NAME, synchronous=full|normal";
                     return Err(Error::invalid("url", found, allowed).during(Verb::Open));
                 }
@@ -342,8 +346,9 @@ fn open_redis(address: &str, query: &str) -> Result<Arc<dyn Store>> {
     }
     let mut options = RedisOptions::new(url);
     for pair in ours {
-        let wrong = |found: &str, allowed: &str| {
-            Error::invalid("url", format!("setting {found:?}"), allowed).during(Verb::Open)
+        let wrong = |pair: &str, allowed: &str| {
+            let found = setting_found(pair.split('=').next());
+            Error::invalid("url", found, allowed).during(Verb::Open)
         };
         options = match pair.split_once('=') {
             Some(("namespace", name)) => options.namespace(Namespace::new(name)?),

@@ -151,7 +151,7 @@ async fn a_worker_that_cannot_start_says_what_to_change() {
     let error = client.worker().run_until(async {}).await.unwrap_err();
     assert_eq!(error.field(), Some("handlers"));
 
-    let error = Client::open("redis://somewhere").await.unwrap_err();
+    let error = Client::open("mysql://somewhere").await.unwrap_err();
     assert_eq!(
         (error.kind(), error.field()),
         (ErrorKind::InvalidInput, Some("url"))

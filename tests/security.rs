@@ -349,14 +349,14 @@ fn secret_urls() -> Vec<String> {
         "",
     ] {
         for rest in [
-            "//user:SECRET@host/0",
-            "//:SECRET@host",
-            "//SECRET@host",
-            "//user:a?SECRET@host/0",
-            "//user:a?b=SECRET@host/0",
-            "//user:a&SECRET@host?namespace=x",
-            "//host/0?password=SECRET",
-            "//host/0?SECRET",
+            "//user:SECRET@127.0.0.1:1/0",
+            "//:SECRET@127.0.0.1:1",
+            "//SECRET@127.0.0.1:1",
+            "//user:a?SECRET@127.0.0.1:1/0",
+            "//user:a?b=SECRET@127.0.0.1:1/0",
+            "//user:a&SECRET@127.0.0.1:1?namespace=x",
+            "//127.0.0.1:1/0?password=SECRET",
+            "//127.0.0.1:1/0?SECRET",
             "SECRET",
         ] {
             urls.push(format!("{scheme}:{rest}"));
@@ -398,8 +398,20 @@ async fn secrets_show_in_no_log_error_or_debug() {
 
     let mut told = String::new();
     for url in secret_urls() {
-        let error = Client::open(&url).await.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{url}");
+        // Where nobody listens, a server's URL may be taken, or the server be found to be out.
+        let opened = tokio::time::timeout(Duration::from_secs(10), Client::open(&url)).await;
+        let error = match opened.expect("an answer, soon") {
+            Ok(client) => {
+                write!(told, "{client:?} ").unwrap();
+                continue;
+            }
+            Err(error) => error,
+        };
+        let is_server = ["redis", "postgres"]
+            .iter()
+            .any(|name| url.starts_with(name));
+        let invalid = error.kind() == ErrorKind::InvalidInput;
+        assert!(invalid || is_server, "{url}: {error}");
         write!(told, "{error} {error:?} {error:#?} ").unwrap();
         let mut source = std::error::Error::source(&error);
         while let Some(cause) = source {

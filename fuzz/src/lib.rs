@@ -37,13 +37,13 @@ pub fn record(data: &[u8]) {
     }
 }
 
-/// A URL opens memory, or is refused without its words being repeated.
+/// A URL opens memory, or is refused (a server needs a runtime), without its words being repeated.
 pub fn url(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else {
         return;
     };
-    // That one would make files.
-    if text.starts_with("sqlite:") {
+    // Those would make files, or connect.
+    if text.starts_with("sqlite:") || text.starts_with("postgres") {
         return;
     }
     open(text);

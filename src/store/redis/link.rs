@@ -92,7 +92,7 @@ impl Link {
         let address = Address::parse(options.url())?;
         if let Some((name, _)) = address.settings.first() {
             let allowed = "timeout, ca, cert, key, sentinel_user, sentinel_password";
-            let found = format!("setting {name:?}");
+            let found = crate::client::setting_found(Some(name));
             return Err(Error::invalid("url", found, allowed).during(Verb::Open));
         }
         Self::start(Arc::new(Dialer::new(address)?))

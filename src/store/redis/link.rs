@@ -90,9 +90,9 @@ impl Link {
     /// a runtime.
     pub(crate) fn open(options: &RedisOptions) -> Result<Self> {
         let address = Address::parse(options.url())?;
-        if let Some((name, _)) = address.settings.first() {
+        if let Some((name, value)) = address.settings.first() {
             let allowed = "timeout, ca, cert, key, sentinel_user, sentinel_password";
-            let found = crate::client::setting_found(Some(name));
+            let found = crate::client::setting_found((!value.is_empty()).then_some(name));
             return Err(Error::invalid("url", found, allowed).during(Verb::Open));
         }
         Self::start(Arc::new(Dialer::new(address)?))

@@ -24,7 +24,7 @@ fn a_cut_off_primary_is_replaced_and_what_it_took_meanwhile_is_lost() {
     let old = &set.servers[0];
     assert_eq!(set.primary(), Some(old.port()));
     old.tell::<()>(&["SET", "before", "1"]);
-    assert_eq!(old.tell::<u32>(&["WAIT", "2", "0"]), 2);
+    old.replicated(2);
     old.cut_off();
     old.tell::<()>(&["SET", "after", "1"]);
     let new = set.failed_over(old.port());

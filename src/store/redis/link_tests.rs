@@ -133,7 +133,7 @@ async fn after_a_failover_the_sentinels_name_the_new_primary() {
     let link = link(&set.url());
     assert_eq!(count(&link, "n").await.unwrap(), 1);
     let old = set.servers[0].port();
-    assert_eq!(set.servers[0].tell::<u32>(&["WAIT", "2", "0"]), 2);
+    set.servers[0].replicated(2);
     set.servers[0].kill();
     let new = set.failed_over(old);
     assert_eq!(count_at_last(&link, "n").await, 2);
@@ -186,7 +186,7 @@ async fn in_a_cluster_calls_go_where_the_slots_are() {
     // Killed, and frozen: the second gives no sign of being gone.
     for (key, frozen) in [(KEYS[0], false), (KEYS[1], true)] {
         let old = cluster.owner_of(key);
-        assert_eq!(cluster.nodes[old].tell::<u32>(&["WAIT", "1", "0"]), 1);
+        cluster.nodes[old].replicated(1);
         if frozen {
             cluster.nodes[old].pause();
             taken_over(&cluster.nodes[old + 3]);

@@ -278,6 +278,21 @@ impl Server {
         Some(line.trim().to_owned())
     }
 
+    /// Waits until this many replicas have everything that this primary has taken. (`WAIT` knows only
+    /// what its own connection wrote.)
+    pub(crate) fn replicated(&self, replicas: usize) {
+        let taken = self.info(&["INFO", "replication"], "master_repl_offset");
+        let taken: u64 = taken.unwrap().parse().unwrap();
+        until("the replicas have caught up", || {
+            let text: String = self.ask(&["INFO", "replication"]).ok()?;
+            let offsets = text.lines().filter_map(|line| {
+                let (_, rest) = line.strip_prefix("slave")?.split_once("offset=")?;
+                rest.split(',').next()?.parse::<u64>().ok()
+            });
+            (offsets.filter(|offset| *offset >= taken).count() >= replicas).then_some(())
+        });
+    }
+
     pub(crate) fn is_running(&self) -> bool {
         self.process.is_some()
     }

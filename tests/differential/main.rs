@@ -228,15 +228,10 @@ fn sqlite_agrees_with_memory() {
     assert_agrees(&make, quick_or(5_000, 256));
 }
 
-/// Part of the campaign: a program takes seconds here, and a disagreement minutes to shrink.
 #[cfg(feature = "postgres")]
 #[test]
-#[ignore = "needs postgresql and hours: ./tests/run --campaign"]
+#[ignore = "needs postgresql: ./tests/run"]
 fn postgres_agrees_with_memory() {
-    if std::env::var_os("LEASEHOLD_CAMPAIGN").is_none() {
-        eprintln!("NOT RUN: postgres_agrees_with_memory is part of ./tests/run --campaign");
-        return;
-    }
     let make: Box<Make> = Box::new(|clock| {
         Box::pin(async move {
             let store = server::shared().store(clock).await;

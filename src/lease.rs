@@ -108,6 +108,17 @@ impl Issuer {
         true
     }
 
+    /// Follows a token that the caller has seen of another issuer, as long as that leaves room. One
+    /// far ahead is left alone: a mark that raised one queue's tokens must not stop another queue.
+    #[cfg(any(feature = "postgres", test))]
+    pub(crate) fn follow(&mut self, seen: u64, now: Timestamp) {
+        let last = self.last.max(seen);
+        let followed = Self { last, ..*self };
+        if followed.room(now) > 0 {
+            *self = followed;
+        }
+    }
+
     fn base(&self, now: Timestamp) -> u64 {
         (self.last + 1).max(self.floor + 1).max(now.as_micros())
     }
@@ -653,6 +664,19 @@ mod tests {
         assert_eq!(issuer.floor, 0);
         assert!(issuer.raise(FencingToken(day), now));
         assert!(issuer.issue(1, now).get() > day);
+    }
+
+    #[test]
+    fn another_issuers_token_is_followed_while_that_leaves_room() {
+        let now = Timestamp::from_micros(1_000_000);
+        let mut issuer = Issuer { last: 5, floor: 0 };
+        let near = now.as_micros() + Issuer::LEAD - 1;
+        issuer.follow(near, now);
+        assert_eq!(issuer.last, near);
+        issuer.follow(near + 1, now);
+        assert_eq!(issuer.last, near, "there would be no token left to give");
+        issuer.follow(now.after(Issuer::BELIEF).as_micros(), now);
+        assert_eq!((issuer.last, issuer.room(now)), (near, 1));
     }
 
     #[test]

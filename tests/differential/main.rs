@@ -229,9 +229,7 @@ fn sqlite_agrees_with_memory() {
 }
 
 #[cfg(feature = "postgres")]
-#[test]
-#[ignore = "needs postgresql: ./tests/run"]
-fn postgres_agrees_with_memory() {
+fn postgres_agrees(change: fn(Vec<Step>) -> Vec<Step>) {
     let make: Box<Make> = Box::new(|clock| {
         Box::pin(async move {
             let store = server::shared().store(clock).await;
@@ -241,7 +239,23 @@ fn postgres_agrees_with_memory() {
             )
         })
     });
-    assert_agrees(&make, quick_or(1_000, 12));
+    if let Err(error) = agrees_on(&make, change, quick_or(1_000, 12), 60) {
+        panic!("{error}");
+    }
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+#[ignore = "needs postgresql: ./tests/run"]
+fn postgres_agrees_with_memory_on_one_queue() {
+    postgres_agrees(program::on_one_queue);
+}
+
+#[cfg(feature = "postgres")]
+#[test]
+#[ignore = "needs postgresql: ./tests/run"]
+fn postgres_agrees_with_memory_on_two_queues() {
+    postgres_agrees(program::with_time_in_order);
 }
 
 #[test]

@@ -244,3 +244,50 @@ pub(crate) fn programs(steps: usize) -> impl Strategy<Value = Vec<Step>> {
             .collect()
     })
 }
+
+/// For a store whose issuers are its queues: where tokens of several queues could meet a clock that
+/// goes back, or a mark from the future, their order is nobody's promise.
+pub(crate) fn on_one_queue(mut program: Vec<Step>) -> Vec<Step> {
+    for step in &mut program {
+        match step {
+            Step::Enqueue(jobs) => jobs.iter_mut().for_each(|job| job.queue = 0),
+            Step::Claim(claim) => claim.queues = 0,
+            Step::Control(
+                ControlSpec::Pause(queue)
+                | ControlSpec::Resume(queue)
+                | ControlSpec::Configure(queue, _)
+                | ControlSpec::Cancel(SelectSpec::State { queue, .. })
+                | ControlSpec::RetryDead(SelectSpec::State { queue, .. })
+                | ControlSpec::Purge(SelectSpec::State { queue, .. })
+                | ControlSpec::Reschedule(SelectSpec::State { queue, .. }, _),
+            ) => *queue = 0,
+            _ => {}
+        }
+    }
+    program
+}
+
+/// Two queues, and none of the steps that only one issuer can order. Both issuers are as old as the
+/// program: a new one starts 20 ms ahead of the clock, where another may not follow it yet.
+pub(crate) fn with_time_in_order(rest: Vec<Step>) -> Vec<Step> {
+    let mut program = vec![
+        Step::Control(ControlSpec::Resume(0)),
+        Step::Control(ControlSpec::Resume(1)),
+        Step::Advance(1),
+    ];
+    program.extend(rest);
+    program.retain(|step| !matches!(step, Step::Back(_)));
+    for step in &mut program {
+        let ends = match step {
+            Step::Settle(ends) => ends,
+            Step::Claim(claim) => &mut claim.settle,
+            _ => continue,
+        };
+        for (_, end) in ends {
+            if matches!(end, End::Marked(_)) {
+                *end = End::Surrender(0);
+            }
+        }
+    }
+    program
+}

@@ -1,8 +1,6 @@
 //! The Redis store against memory, on a private server and on a cluster of six.
 //!
-//! Its issuers are the queues, so programs in which tokens of several queues meet a clock that goes
-//! back, or a mark from the future, have one queue; those with two queues have no such steps. Without
-//! an index no job is called by its id.
+//! Without an index no job is called by its id.
 
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
@@ -12,7 +10,7 @@ use leasehold::clock::ManualClock;
 use leasehold::job::Namespace;
 use leasehold::store::{RedisOptions, RedisStore};
 
-use crate::program::{ControlSpec, End, SelectSpec, Step};
+use crate::program::{ControlSpec, SelectSpec, Step, on_one_queue, with_time_in_order};
 use crate::support::redis::{Cluster, Standalone};
 use crate::{Make, agrees_on, quick_or};
 
@@ -39,51 +37,6 @@ fn store(url: String, index: bool) -> Box<Make> {
             (store, Box::new(()) as Box<dyn Any>)
         })
     })
-}
-
-fn on_one_queue(mut program: Vec<Step>) -> Vec<Step> {
-    for step in &mut program {
-        match step {
-            Step::Enqueue(jobs) => jobs.iter_mut().for_each(|job| job.queue = 0),
-            Step::Claim(claim) => claim.queues = 0,
-            Step::Control(
-                ControlSpec::Pause(queue)
-                | ControlSpec::Resume(queue)
-                | ControlSpec::Configure(queue, _)
-                | ControlSpec::Cancel(SelectSpec::State { queue, .. })
-                | ControlSpec::RetryDead(SelectSpec::State { queue, .. })
-                | ControlSpec::Purge(SelectSpec::State { queue, .. })
-                | ControlSpec::Reschedule(SelectSpec::State { queue, .. }, _),
-            ) => *queue = 0,
-            _ => {}
-        }
-    }
-    program
-}
-
-/// Both issuers are as old as the program: a new one starts 20 ms ahead of the clock, where another
-/// may not follow it yet.
-fn with_time_in_order(rest: Vec<Step>) -> Vec<Step> {
-    let mut program = vec![
-        Step::Control(ControlSpec::Resume(0)),
-        Step::Control(ControlSpec::Resume(1)),
-        Step::Advance(1),
-    ];
-    program.extend(rest);
-    program.retain(|step| !matches!(step, Step::Back(_)));
-    for step in &mut program {
-        let ends = match step {
-            Step::Settle(ends) => ends,
-            Step::Claim(claim) => &mut claim.settle,
-            _ => continue,
-        };
-        for (_, end) in ends {
-            if matches!(end, End::Marked(_)) {
-                *end = End::Surrender(0);
-            }
-        }
-    }
-    program
 }
 
 fn without_ids(program: Vec<Step>) -> Vec<Step> {

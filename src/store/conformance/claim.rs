@@ -478,6 +478,24 @@ pub async fn a_surrenders_mark_raises_the_floor(d: &Driver) {
     assert_eq!(again.job.failures, 0);
 }
 
+/// Tokens raised by a mark in one queue do not keep another queue's jobs from their workers.
+pub async fn a_mark_stops_no_other_queue(d: &Driver) {
+    let held = d.held(job()).await;
+    let mark = FencingToken::new(held.token().get() + 3_600_000_000);
+    let outcome = Outcome::Surrender {
+        delay: secs(0),
+        mark: Some(mark),
+    };
+    d.settled(&held, outcome).await;
+    assert!(d.claim_one().await.token() > mark);
+
+    let id = d.enqueue(job().queue("other").expect("a name")).await;
+    let mut request = d.claim_request(1);
+    request.queues[0].queue = queue_named("other");
+    let held = Held::all(&d.claim_as(request).await);
+    assert_eq!(held.iter().map(Held::id).collect::<Vec<_>>(), [id]);
+}
+
 /// The claim's terms are those of its own request, not of an earlier one.
 pub async fn each_claim_brings_its_terms(d: &Driver) {
     d.enqueue_many(2).await;

@@ -58,6 +58,7 @@ macro_rules! __conformance_cases {
                 a_refused_claim_keeps_its_settlements
                 no_job_goes_to_two_claimers
                 a_surrenders_mark_raises_the_floor
+                a_mark_stops_no_other_queue
                 each_claim_brings_its_terms
             }
             renew {

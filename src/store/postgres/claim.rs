@@ -100,7 +100,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             // Tokens of one process grow across its queues too: a token in a log names one lease.
             let seen = self.base.seen.load(Ordering::Relaxed);
             let issuer = &mut self.queues[queue].issuer;
-            issuer.last = issuer.last.max(seen);
+            issuer.follow(seen, self.now);
             let room = usize::try_from(issuer.room(self.now)).unwrap_or(usize::MAX);
             if room == 0 && self.has_work(queue).await? {
                 ahead = true;

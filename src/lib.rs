@@ -105,8 +105,8 @@ pub mod retry;
 pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
-#[cfg(feature = "sqlite")]
-mod transaction;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub mod transaction;
 mod worker;
 
 pub use async_trait::async_trait;

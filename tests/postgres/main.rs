@@ -7,6 +7,7 @@
 )]
 
 mod faults;
+#[path = "../support/postgres.rs"]
 mod server;
 mod tokens;
 mod transaction;

@@ -16,9 +16,10 @@
 //!
 //! **Durability** is the server's: with `synchronous_commit` on, an answered call survives its crash.
 
+use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -26,6 +27,7 @@ use deadpool_postgres::{
     Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime,
 };
 use tokio_postgres::{Client, Config, NoTls};
+use uuid::Uuid;
 
 use self::fault::{Done, Fault, explain};
 use self::listen::{Ear, Listener};
@@ -178,6 +180,8 @@ struct Base {
     clock: Option<Arc<dyn Clock>>,
     /// The highest token that this process was given, of any queue.
     seen: Arc<AtomicU64>,
+    /// Which database this is; known once the store is open.
+    whose: OnceLock<Uuid>,
 }
 
 impl Base {
@@ -236,6 +240,10 @@ impl PostgresStore {
             let why = "the schema is not there or older than this program; run the migrations";
             return Err(Fault::Broken(Error::new(ErrorKind::Unsupported, why)));
         }
+        let whose = Tx::new(open.client()?, &store.shared.base, false)
+            .whose()
+            .await?;
+        let _ = store.shared.base.whose.set(whose);
         open.done();
         Ok(store)
     }
@@ -278,6 +286,7 @@ impl PostgresStore {
             ),
             clock: options.clock.clone(),
             seen,
+            whose: OnceLock::new(),
         };
         let shared = Shared {
             config,
@@ -446,6 +455,10 @@ impl Store for PostgresStore {
 
     fn namespace(&self) -> Namespace {
         self.shared.options.namespace.clone()
+    }
+
+    fn native(&self) -> Option<&dyn Any> {
+        Some(self)
     }
 
     async fn dedicated(&self) -> Result<Arc<dyn Store>> {

@@ -34,6 +34,8 @@ pub(crate) mod held;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) mod line;
 pub(crate) mod memory;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+pub(crate) mod percent;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 #[cfg(any(feature = "sqlite", feature = "redis", feature = "postgres"))]

@@ -6,7 +6,9 @@
     reason = "a test that panics has failed; processes and servers live in real time"
 )]
 
+mod complete;
 mod faults;
+mod kill;
 #[path = "../support/postgres.rs"]
 mod server;
 mod tokens;

@@ -265,6 +265,28 @@ impl Server {
         Pid::from_raw(child.id().cast_signed()).expect("a process")
     }
 
+    /// CPU time of all its processes, those that have ended included.
+    pub(crate) fn cpu(&self) -> Duration {
+        let first = self.pid().as_raw_nonzero().get().to_string();
+        let ticks = |pid: &str| -> Option<(String, u64)> {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+            // utime, stime, and the same of children that have ended.
+            let spent = fields
+                .get(11..15)?
+                .iter()
+                .filter_map(|n| n.parse::<u64>().ok());
+            Some(((*fields.get(1)?).to_owned(), spent.sum()))
+        };
+        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let spent = processes.filter_map(|process| {
+            let pid = process.file_name().into_string().ok()?;
+            let (parent, spent) = ticks(&pid)?;
+            (pid == first || parent == first).then_some(spent)
+        });
+        Duration::from_millis(spent.sum::<u64>() * 10)
+    }
+
     /// Kills all of it at once, as the loss of its machine would.
     pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {

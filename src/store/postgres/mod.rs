@@ -18,6 +18,7 @@
 
 use std::any::Any;
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -26,9 +27,10 @@ use async_trait::async_trait;
 use deadpool_postgres::{
     Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime,
 };
-use tokio_postgres::{Client, Config, NoTls};
+use tokio_postgres::{Client, Config};
 use uuid::Uuid;
 
+use self::dial::{Dial, Trust};
 use self::fault::{Done, Fault, explain};
 use self::listen::{Ear, Listener};
 use self::sql::Statements;
@@ -45,9 +47,14 @@ use crate::inspect::{Query, View};
 use crate::job::{Namespace, QueueName, limits};
 use crate::lease::Verdict;
 
+#[cfg(feature = "cli")]
+pub(crate) mod bare;
 mod checkpoint;
 mod claim;
 mod control;
+mod dial;
+#[cfg(feature = "cli")]
+pub(crate) mod doctor;
 mod enqueue;
 mod fault;
 mod grant;
@@ -63,6 +70,7 @@ mod settle;
 mod sql;
 mod tally;
 mod tx;
+mod url;
 mod within;
 
 /// How often a call is done again that the server rolled back for the sake of another.
@@ -80,6 +88,7 @@ pub struct PostgresOptions {
     connections: usize,
     patience: Duration,
     migrates: bool,
+    trust: Trust,
     clock: Option<Arc<dyn Clock>>,
 }
 
@@ -92,6 +101,7 @@ impl PostgresOptions {
             connections: 8,
             patience: Duration::from_secs(5),
             migrates: true,
+            trust: Trust::Anybody,
             clock: None,
         }
     }
@@ -142,6 +152,14 @@ impl PostgresOptions {
         self
     }
 
+    /// The file of the authority (PEM) that must vouch for the server's certificate and for its name,
+    /// whenever the connection is encrypted. Set `ssl_mode` to `Require` so that it is.
+    #[must_use]
+    pub fn root_certificate(mut self, file: impl Into<PathBuf>) -> Self {
+        self.trust = Trust::File(file.into());
+        self
+    }
+
     /// Drives the store by a clock of this process instead of the server's. For tests.
     #[must_use]
     pub fn clock(mut self, clock: impl Clock) -> Self {
@@ -165,6 +183,7 @@ pub struct PostgresStore {
 struct Shared {
     config: Config,
     options: PostgresOptions,
+    dial: Dial,
     base: Base,
     pool: Pool,
     wakers: Arc<Wakers>,
@@ -196,12 +215,14 @@ impl Base {
 
 impl PostgresStore {
     /// Opens a database by its URL, with the settings `namespace`, `schema` and `connections` of ours
-    /// among those of the server: `postgres://app@db.example/app?namespace=billing`.
+    /// among those of the server: `postgres://app@db.example/app?namespace=billing`. With
+    /// `sslmode=require` it is encrypted or fails, with `sslmode=verify-full` the server must also
+    /// prove who it is, by the authorities in `sslrootcert` or else the system's.
     ///
     /// # Errors
     /// As [`with`](Self::with); `InvalidInput` for a URL that cannot be read.
     pub async fn open(url: &str) -> Result<Self> {
-        let (config, options) = parsed(url).map_err(|e| at(Verb::Open, e))?;
+        let (config, options) = url::parsed(url).map_err(|e| at(Verb::Open, e))?;
         Self::with(config, options).await
     }
 
@@ -224,9 +245,11 @@ impl PostgresStore {
         if config.get_application_name().is_none() {
             config.application_name("leasehold");
         }
+        let dial = dial::dial(&options.trust).map_err(Fault::Broken)?;
         let store = Self::assemble(
             config,
             options,
+            dial,
             Arc::default(),
             Arc::default(),
             fastrand::u64(..),
@@ -251,14 +274,18 @@ impl PostgresStore {
     fn assemble(
         config: Config,
         options: PostgresOptions,
+        dial: Dial,
         wakers: Arc<Wakers>,
         listener: Arc<Listener>,
         from: u64,
         seen: Arc<AtomicU64>,
     ) -> Done<Self> {
         let recycling_method = RecyclingMethod::Fast;
-        let manager =
-            Manager::from_config(config.clone(), NoTls, ManagerConfig { recycling_method });
+        let manager = Manager::from_config(
+            config.clone(),
+            dial.clone(),
+            ManagerConfig { recycling_method },
+        );
         let pool = Pool::builder(manager)
             .max_size(options.connections)
             .wait_timeout(Some(Duration::from_secs(30)))
@@ -291,6 +318,7 @@ impl PostgresStore {
         let shared = Shared {
             config,
             options,
+            dial,
             base,
             pool,
             wakers,
@@ -358,10 +386,7 @@ struct Open(Option<Object>);
 impl Open {
     fn client(&self) -> Done<&Client> {
         let client = self.0.as_ref().map(|object| -> &Client { object });
-        client.ok_or_else(|| {
-            let why = "the connection was given back";
-            Fault::Broken(Error::new(ErrorKind::Unexpected, why))
-        })
+        client.ok_or_else(given_back)
     }
 
     /// Gives it back.
@@ -379,6 +404,11 @@ impl Open {
             self.done();
         }
     }
+}
+
+fn given_back() -> Fault {
+    let why = "the connection was given back";
+    Fault::Broken(Error::new(ErrorKind::Unexpected, why))
 }
 
 impl Drop for Open {
@@ -467,6 +497,7 @@ impl Store for PostgresStore {
         let store = Self::assemble(
             shared.config.clone(),
             shared.options.clone().connections(DEDICATED),
+            shared.dial.clone(),
             Arc::clone(&shared.wakers),
             Arc::clone(&shared.listener),
             shared.base.ear.from,
@@ -531,9 +562,12 @@ impl Store for PostgresStore {
         // The bell is hung up before the look, so that no job slips in between.
         let mut bell = shared.wakers.sleep(queues, suspects);
         let mut came_up = shared.listener.subscribe();
-        shared
-            .listener
-            .start(&shared.config, &shared.base.ear, &shared.wakers);
+        shared.listener.start(
+            &shared.config,
+            &shared.dial,
+            &shared.base.ear,
+            &shared.wakers,
+        );
         let until = monotonic() + limit;
         let mut first_due = None;
         loop {
@@ -561,34 +595,4 @@ impl Store for PostgresStore {
 /// Names the verb and the store in an error.
 fn at(verb: Verb, error: Error) -> Error {
     error.during(verb).in_store("postgres")
-}
-
-/// A URL's settings of ours, and what is left for the server. Nothing of the URL is ever shown: it may
-/// hold a password.
-fn parsed(url: &str) -> Result<(Config, PostgresOptions)> {
-    let (address, query) = url.split_once('?').unwrap_or((url, ""));
-    let mut options = PostgresOptions::new();
-    let mut theirs = Vec::new();
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        match pair.split_once('=') {
-            Some(("namespace", name)) => options.namespace = Namespace::new(name)?,
-            Some(("schema", name)) => options = options.schema(name)?,
-            Some(("connections", n)) => {
-                let n = n.parse().ok().filter(|n| (1..=1_000).contains(n));
-                let bad = || Error::invalid("url", "connections", "a number from 1 to 1,000");
-                options = options.connections(n.ok_or_else(bad)?);
-            }
-            _ => theirs.push(pair),
-        }
-    }
-    let rest = if theirs.is_empty() {
-        address.to_owned()
-    } else {
-        format!("{address}?{}", theirs.join("&"))
-    };
-    let config = rest.parse::<Config>().map_err(|_| {
-        let allowed = "postgres://USER:PASSWORD@HOST:PORT/DATABASE?SETTING=VALUE";
-        Error::invalid("url", "one that cannot be read", allowed)
-    })?;
-    Ok((config, options))
 }

@@ -59,7 +59,7 @@ fn bin() -> PathBuf {
     newest.expect("PostgreSQL is not installed here: ./tests/run installs it")
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.local_addr().expect("an address").port()
 }
@@ -69,7 +69,7 @@ fn is_root() -> bool {
 }
 
 /// A command of the server's, as somebody who may run it.
-fn command(program: &Path) -> Command {
+pub(crate) fn command(program: &Path) -> Command {
     let mut command = Command::new(program);
     if is_root() {
         command.uid(NOBODY).gid(NOBODY);
@@ -87,7 +87,37 @@ fn run(command: &mut Command) {
 impl Server {
     /// Starts a fresh server.
     pub(crate) fn start(settings: &[&str]) -> Self {
-        let mut server = Self::empty(settings);
+        let mut server = Self::made(settings);
+        server.launch();
+        server
+    }
+
+    /// Starts a fresh server that offers encryption, with the files of a certificate and its key.
+    pub(crate) fn start_tls(certificate: &Path, key: &Path) -> Self {
+        let mut server = Self::made(&["fsync=off", "ssl=on"]);
+        for (from, to) in [(certificate, "server.crt"), (key, "server.key")] {
+            let to = server.data().join(to);
+            std::fs::copy(from, &to).expect("to copy");
+            server.own(&to);
+        }
+        server.launch();
+        server
+    }
+
+    /// A file or a directory for the server alone.
+    pub(crate) fn own(&self, path: &Path) {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = if path.is_dir() { 0o700 } else { 0o600 };
+        let closed = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(path, closed).expect("to close it");
+        if is_root() {
+            std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).expect("to give it away");
+        }
+    }
+
+    /// A server that has not been started.
+    fn made(settings: &[&str]) -> Self {
+        let server = Self::empty(settings);
         run(command(&server.bin.join("initdb"))
             .args([
                 "-U",
@@ -101,7 +131,6 @@ impl Server {
                 "-D",
             ])
             .arg(server.data()));
-        server.launch();
         server
     }
 
@@ -213,6 +242,11 @@ impl Server {
 
     fn data(&self) -> PathBuf {
         self.dir.join("data")
+    }
+
+    /// Where its files are.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Starts the server on its data, and waits until it answers.

@@ -7,7 +7,7 @@ use tokio_postgres::{Client, Row};
 use super::fault::explain;
 use super::migrate::{VERSION, is_current};
 use super::tx::{Arg, args};
-use super::{PostgresOptions, at, dial, url};
+use super::{CONNECT_LIMIT, PostgresOptions, at, dial, url};
 use crate::clock::{Clock as _, SystemClock, monotonic};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::store::health::Finding;
@@ -36,7 +36,14 @@ pub(crate) async fn examine(text: &str) -> Result<Vec<Finding>> {
     }
     config.application_name("leasehold doctor");
     let dial = dial::dial(&options.trust).map_err(failed)?;
-    let connected = config.connect(dial).await;
+    let connected = tokio::time::timeout(CONNECT_LIMIT, config.connect(dial)).await;
+    let silent = |_| {
+        failed(Error::new(
+            ErrorKind::Unavailable,
+            "the server does not answer",
+        ))
+    };
+    let connected = connected.map_err(silent)?;
     let (db, connection) = connected.map_err(|error| failed(explain(error)))?;
     let driver = tokio::spawn(connection);
     let patient = Patient { db, options };

@@ -11,8 +11,10 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 use tokio_postgres::{AsyncMessage, Config};
 
+use super::CONNECT_LIMIT;
 use super::dial::Dial;
 use crate::job::QueueName;
 use crate::store::wake::Wakers;
@@ -96,32 +98,32 @@ async fn serve(
     }
 }
 
+/// Ends when the connection does, or when nobody is left to be woken.
 async fn listen(
     config: &Config,
     dial: &Dial,
     ear: &Ear,
     wakers: &Weak<Wakers>,
     came_up: &watch::Sender<u64>,
-) -> Result<(), tokio_postgres::Error> {
-    let (client, mut connection) = config.connect(dial.clone()).await?;
+) -> Option<()> {
+    let connecting = timeout(CONNECT_LIMIT, config.connect(dial.clone()));
+    let (client, mut connection) = connecting.await.ok()?.ok()?;
     let listen = format!("LISTEN \"{}\"", ear.channel);
-    let mut listen = pin!(client.batch_execute(&listen));
+    let mut listen = pin!(timeout(CONNECT_LIMIT, client.batch_execute(&listen)));
     let mut listens = false;
     loop {
         tokio::select! {
             done = &mut listen, if !listens => {
-                done?;
+                done.ok()?.ok()?;
                 listens = true;
                 came_up.send_modify(|times| *times += 1);
             }
             message = poll_fn(|cx| connection.poll_message(cx)) => match message {
                 Some(Ok(AsyncMessage::Notification(bell))) => {
-                    let Some(wakers) = wakers.upgrade() else { return Ok(()) };
-                    ring(&wakers, bell.payload(), ear);
+                    ring(&*wakers.upgrade()?, bell.payload(), ear);
                 }
                 Some(Ok(_)) => {}
-                Some(Err(error)) => return Err(error),
-                None => return Ok(()),
+                Some(Err(_)) | None => return None,
             },
         }
     }

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use deadpool_postgres::{
-    Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime,
+    Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType,
 };
 use tokio_postgres::{Client, Config};
 use uuid::Uuid;
@@ -77,6 +77,8 @@ mod within;
 const TRIES: u32 = 12;
 /// A lost wake-up costs at most this.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long a server may take to let somebody in. One that is frozen takes for ever.
+const CONNECT_LIMIT: Duration = Duration::from_secs(8);
 /// Connections of the handle that only renews.
 const DEDICATED: usize = 2;
 
@@ -289,7 +291,7 @@ impl PostgresStore {
         let pool = Pool::builder(manager)
             .max_size(options.connections)
             .wait_timeout(Some(Duration::from_secs(30)))
-            .create_timeout(Some(Duration::from_secs(10)))
+            .create_timeout(Some(CONNECT_LIMIT))
             .runtime(Runtime::Tokio1)
             .build()
             .map_err(|error| {
@@ -342,6 +344,12 @@ impl PostgresStore {
         match self.shared.pool.get().await {
             Ok(client) => Ok(Open(Some(client))),
             Err(PoolError::Backend(error)) => Err(Fault::Broken(explain(error))),
+            Err(error @ PoolError::Timeout(TimeoutType::Create)) => {
+                let why = "the server does not answer";
+                Err(Fault::Broken(
+                    Error::new(ErrorKind::Unavailable, why).caused_by(error),
+                ))
+            }
             Err(error) => {
                 let why = "no connection became free in time";
                 Err(Fault::Broken(

@@ -146,7 +146,8 @@ impl Server {
         }
         let clean = "cat > /dev/null; pid=$(head -n 1 \"$1/data/postmaster.pid\" 2> /dev/null); \
                      [ -z \"$pid\" ] || kill -CONT -- \"-$pid\" 2> /dev/null; \
-                     [ -z \"$pid\" ] || kill -KILL -- \"-$pid\" 2> /dev/null; sleep 0.2; rm -rf \"$1\"";
+                     [ -z \"$pid\" ] || kill -KILL -- \"-$pid\" 2> /dev/null; sleep 0.2; \
+                     umount -l \"$1/small\" 2> /dev/null; rm -rf \"$1\"";
         let watch = Command::new("sh")
             .args(["-c", clean, "sh"])
             .arg(&dir)
@@ -244,7 +245,7 @@ impl Server {
         self.dir.join("data")
     }
 
-    /// Where its files are.
+    /// Where its files are. What is mounted there as `small` goes with them.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
     }

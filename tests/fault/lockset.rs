@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::MACHINE;
 #[cfg(feature = "postgres")]
-use crate::postgres_server::Postgres;
+use crate::postgres_server::Server;
 use crate::process::Process;
 #[cfg(feature = "redis")]
 use crate::redis_server::Standalone;
@@ -324,7 +324,7 @@ fn registers(dir: &Path) -> Vec<(&'static str, On<Place>)> {
     let mut registers: Vec<(_, On<Place>)> = vec![("sqlite", Box::new(sqlite))];
     #[cfg(feature = "postgres")]
     if campaign() {
-        let server = Postgres::start().expect("the campaign needs PostgreSQL");
+        let server = Server::start(&["fsync=off"]);
         let postgres = move |arm| {
             let table = format!("register_{arm:?}").to_lowercase();
             Place::Postgres(server.socket(), table)

@@ -13,6 +13,8 @@ mod guide;
 #[path = "../support/http.rs"]
 mod http;
 mod look;
+#[path = "../support/postgres.rs"]
+mod postgres_server;
 #[allow(dead_code, unused_imports, reason = "other tests use more of it")]
 #[path = "../support/redis/mod.rs"]
 mod redis_server;

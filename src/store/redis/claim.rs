@@ -165,20 +165,33 @@ impl RedisStore {
         wishes.micros(wanted.max_lifetime).raw(&exact(wanted.term));
         wishes.u64(self.shared.seen.load(Ordering::Relaxed));
         wishes.raw(request.nonce.as_bytes());
-        let (name, data) = match riders {
-            Some(riders) => (&riders.name[..], &riders.share.data.0[..]),
-            None => (&[][..], &[][..]),
-        };
-        let args = [
-            &wishes.0,
+        let name = riders.map_or(&[][..], |riders| &riders.name);
+        let script = &self.scripts().claim;
+        let mut args = vec![
+            &wishes.0[..],
             request.owner.as_bytes(),
             request.task.as_bytes(),
             name,
-            data,
         ];
-        let script = &self.scripts().claim;
-        let keys = partition.keys();
-        let reply = self.request(script, keys, request.request, Verb::Claim, &args);
+        let (share, id) = (riders.map(|riders| &riders.share), request.request);
+        let runs = match share {
+            Some(share) => share.runs(),
+            None => Some(Default::default()),
+        };
+        if let Some((heads, ids)) = runs
+            && partition.queue.tries_plain(Verb::Claim)
+        {
+            let mut args = args.clone();
+            args.push(&heads.0);
+            args.extend(ids);
+            let plain = self.request_plainly(&script.plain, partition, id, Verb::Claim, &args);
+            if let Some(reply) = plain.await? {
+                return Ok(reply.body);
+            }
+        }
+        let data = share.map(Share::data).unwrap_or_default();
+        args.push(&data.0);
+        let reply = self.request(&script.full, partition.keys(), id, Verb::Claim, &args);
         Ok(reply.await?.body)
     }
 

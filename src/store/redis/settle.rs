@@ -2,26 +2,34 @@
 
 use std::collections::BTreeMap;
 
-use super::RedisStore;
 use super::queue::Partition;
 use super::wire::{Out, garbled};
+use super::{RedisStore, Reply};
 use crate::clock::micros;
 use crate::error::{Result, Verb};
 use crate::job::{QueueName, clip, limits};
 use crate::lease::{Issuer, Receipt, Verdict};
-use crate::store::{Outcome, SettleRequest, Settlement};
+use crate::store::{Outcome, RequestId, SettleRequest, Settlement};
 
 /// A place that no lease has.
 const NOWHERE: usize = u16::MAX as usize;
 /// No mark that could be believed is as large; a larger one has no exact double.
 const MARK_MAX: u64 = 1 << 53;
 
-/// The settlements of one partition, packed, and where their verdicts go.
+/// Runs in a call that may be plain.
+const PLAIN_RUNS: usize = 100;
+
+/// The settlements of one partition, and where their verdicts go.
 pub(super) struct Share {
     pub(super) partition: Partition,
     pub(super) places: Vec<usize>,
-    pub(super) data: Out,
-    run: Option<Run>,
+    entries: Vec<Entry>,
+}
+
+enum Entry {
+    Run(Run),
+    /// Any other settlement, packed.
+    One(Out),
 }
 
 /// Neighbouring leases of one grant that complete.
@@ -30,6 +38,13 @@ struct Run {
     nonce: [u8; 16],
     first: usize,
     ids: Vec<u8>,
+}
+
+impl Run {
+    fn head(&self, data: &mut Out) {
+        data.raw(&self.grant.to_be_bytes()).raw(&self.nonce);
+        data.u8(0).u16(self.first).u16(self.ids.len() / 16);
+    }
 }
 
 /// The place of a receipt's lease in its grant.
@@ -49,34 +64,56 @@ impl Share {
         let nonce = *receipt.nonce.as_bytes();
         let at = place_in_grant(receipt);
         if matches!(outcome, Outcome::Complete { result: None }) && at != NOWHERE {
-            let follows = self.run.as_ref().is_some_and(|run| {
-                run.grant == grant && run.nonce == nonce && run.first + run.ids.len() / 16 == at
-            });
-            if !follows {
-                self.close();
+            if let Some(Entry::Run(run)) = self.entries.last_mut()
+                && run.grant == grant
+                && run.nonce == nonce
+                && run.first + run.ids.len() / 16 == at
+            {
+                run.ids.extend_from_slice(receipt.job.as_bytes());
+                return;
             }
-            let run = self.run.get_or_insert_with(|| Run {
+            self.entries.push(Entry::Run(Run {
                 grant,
                 nonce,
                 first: at,
-                ids: Vec::new(),
-            });
-            run.ids.extend_from_slice(receipt.job.as_bytes());
+                ids: receipt.job.as_bytes().to_vec(),
+            }));
             return;
         }
-        self.close();
-        let data = &mut self.data;
+        let mut data = Out::default();
         data.raw(&grant.to_be_bytes()).raw(&nonce);
         data.u8(1).u16(at).u16(1).raw(receipt.job.as_bytes());
-        put_outcome(data, outcome);
+        put_outcome(&mut data, outcome);
+        self.entries.push(Entry::One(data));
     }
 
-    fn close(&mut self) {
-        if let Some(run) = self.run.take() {
-            self.data.raw(&run.grant.to_be_bytes()).raw(&run.nonce);
-            self.data.u8(0).u16(run.first).u16(run.ids.len() / 16);
-            self.data.raw(&run.ids);
+    /// The settlements, packed one behind the other.
+    pub(super) fn data(&self) -> Out {
+        let mut data = Out::default();
+        for entry in &self.entries {
+            match entry {
+                Entry::Run(run) => {
+                    run.head(&mut data);
+                    data.raw(&run.ids);
+                }
+                Entry::One(one) => {
+                    data.raw(&one.0);
+                }
+            }
         }
+        data
+    }
+
+    /// If there are runs only, their heads and the ids of each.
+    pub(super) fn runs(&self) -> Option<(Out, Vec<&[u8]>)> {
+        let mut heads = Out::default();
+        let mut ids = Vec::with_capacity(self.entries.len());
+        for entry in &self.entries {
+            let Entry::Run(run) = entry else { return None };
+            run.head(&mut heads);
+            ids.push(&run.ids[..]);
+        }
+        (ids.len() <= PLAIN_RUNS).then_some((heads, ids))
     }
 
     /// Reads the verdicts.
@@ -145,8 +182,7 @@ impl RedisStore {
                     Share {
                         partition,
                         places: Vec::new(),
-                        data: Out::default(),
-                        run: None,
+                        entries: Vec::new(),
                     },
                 );
             }
@@ -155,9 +191,7 @@ impl RedisStore {
                 share.add(place, receipt, outcome, is_here);
             }
         }
-        let mut shares: Vec<Share> = shares.into_values().collect();
-        shares.iter_mut().for_each(Share::close);
-        Ok(merged(shares))
+        Ok(merged(shares.into_values().collect()))
     }
 
     pub(super) async fn settle_all(&self, request: &SettleRequest) -> Result<Vec<Verdict>> {
@@ -170,13 +204,28 @@ impl RedisStore {
             self.nowhere(id).await?;
         }
         for share in shares {
-            let keys = share.partition.keys();
-            let script = &self.scripts().settle;
-            let args: [&[u8]; 1] = [&share.data.0];
-            let mut reply = self.request(script, keys, id, Verb::Settle, &args).await?;
+            let mut reply = self.settle_share(&share, id).await?;
             share.verdicts(&reply.body.rest(), &mut verdicts)?;
         }
         Ok(verdicts)
+    }
+
+    async fn settle_share(&self, share: &Share, id: RequestId) -> Result<Reply> {
+        let script = &self.scripts().settle;
+        let partition = &share.partition;
+        if let Some((heads, ids)) = share.runs()
+            && partition.queue.tries_plain(Verb::Settle)
+        {
+            let mut args: Vec<&[u8]> = vec![&heads.0];
+            args.extend(ids);
+            let plain = self.request_plainly(&script.plain, partition, id, Verb::Settle, &args);
+            if let Some(reply) = plain.await? {
+                return Ok(reply);
+            }
+        }
+        let (keys, data) = (partition.keys(), share.data());
+        self.request(&script.full, keys, id, Verb::Settle, &[&data.0])
+            .await
     }
 }
 
@@ -191,7 +240,7 @@ fn merged(shares: Vec<Share>) -> Vec<Share> {
         {
             Some(other) => {
                 other.places.extend(share.places);
-                other.data.raw(&share.data.0);
+                other.entries.extend(share.entries);
             }
             None => merged.push(share),
         }

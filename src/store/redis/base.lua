@@ -8,7 +8,7 @@ local BELIEF = 86400000000
 -- Cancelled jobs are kept this long, or longer.
 local CANCELLED_KEPT = 86400000000
 -- So much of what takes long is done in one step: about a millisecond of it.
-local EXPIRIES, PROMOTIONS, CHUNK = 100, 250, 200
+local EXPIRIES, PROMOTIONS, CHUNK = 50, 200, 50
 
 local function p8(n) return pack('<I8', n) end
 local function u8(s, at) return (read('<I8', s, at)) end

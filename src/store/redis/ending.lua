@@ -14,19 +14,19 @@ local function expire(g, at, cause, front)
 end
 
 -- The oldest overdue leases by (deadline, token), up to `max`: grants, and how many of each; and the
--- number of all.
+-- number of all. The grants are not opened: most of them are for other steps.
 local function overdue_leases(max)
   local due, room, from = {}, max, 0
   while room > 0 do
-    local some = call('ZRANGE', ENDS, '-inf', now, 'BYSCORE', 'LIMIT', from, 100, 'WITHSCORES')
-    for n = 1, #some, 2 do
-      local g = held(some[n])
-      local leases = math.min(g.live, room)
-      if leases > 0 then due[#due + 1] = { g = g, till = tonumber(some[n + 1]), leases = leases } end
+    local some = call('ZRANGE', ENDS, '-inf', now, 'BYSCORE', 'LIMIT', from, 100)
+    if #some == 0 then break end
+    for n, raw in ipairs(call('HMGET', HELD, unpack(some))) do
+      local g = grants[some[n]]
+      local leases = math.min(g and g.live or g == nil and read('<I2', raw, 67) or 0, room)
+      if leases > 0 then due[#due + 1] = { gid = some[n], leases = leases } end
       room = room - leases
     end
-    if #some < 200 then break end
-    from = from + 100
+    from = from + #some
   end
   return due, max - room
 end
@@ -35,12 +35,11 @@ end
 local function expire_newest(due, count)
   local reports, front, older = {}, {}, count - EXPIRIES
   for _, d in ipairs(due) do
-    local g = d.g
-    local cause = d.till >= g.granted_at + g.lifetime and LIFE or DEADLINE
     if older >= d.leases then
       older = older - d.leases
     else
-      local left = d.leases
+      local g, left = held(d.gid), d.leases
+      local cause = g.deadline >= g.granted_at + g.lifetime and LIFE or DEADLINE
       for at = 0, g.count - 1 do
         if left > 0 and is_live(g, at) then
           left = left - 1

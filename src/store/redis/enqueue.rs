@@ -107,7 +107,8 @@ impl Segment {
         let form = next.len() - 4 - job.payload.len();
         let is_alike = form <= usize::from(u16::MAX) && self.is_alike(&next[..form]);
         let is_apart = !is_alike && !self.is_mixed && self.ends.len() >= ALIKE;
-        let is_full = self.bytes() + 16 + next.len() - if is_alike { form } else { 0 } > SEGMENT_BYTES;
+        let is_full =
+            self.bytes() + 16 + next.len() - if is_alike { form } else { 0 } > SEGMENT_BYTES;
         if is_full || is_apart || self.priority != job.options.priority {
             self.close(items);
             self.is_mixed = form > usize::from(u16::MAX);
@@ -253,10 +254,62 @@ impl RedisStore {
 
 #[cfg(test)]
 mod tests {
-    use crate::store::record::flag;
+    use super::super::wire::In;
+    use super::*;
+    use crate::store::record::{Kinds, flag};
 
     /// Flags of jobs that leave something behind when they complete.
     const LASTING: u16 = flag::UNIQUE | flag::EXCLUSIVE | flag::RETENTION;
+
+    /// Packs jobs, lays the segments out as the script does, and reads them back.
+    fn stored(jobs: &[JobRecord]) -> (usize, Vec<JobRecord>) {
+        let (mut items, mut segment) = (Items::default(), Segment::default());
+        for job in jobs {
+            segment.add(job, &mut items);
+        }
+        segment.close(&mut items);
+        assert!(items.is_plain);
+        let mut blob = Vec::new();
+        for (entry, rest) in items.entries.0.chunks(14).zip(&items.args) {
+            blob.extend_from_slice(&entry[2..]);
+            blob.extend_from_slice(&7_u64.to_le_bytes());
+            blob.extend_from_slice(rest);
+        }
+        let mut out = Out::default();
+        out.text(&blob);
+        let mut answer = In::new(out.0.into());
+        let read = answer.segments(&mut Kinds::default()).unwrap();
+        (items.args.len(), read)
+    }
+
+    fn job(kind: &str, headers: usize, bytes: usize) -> JobRecord {
+        let kind = crate::job::Kind::new(kind).unwrap();
+        let mut job = NewJob::raw(QueueName::default(), kind, vec![b'x'; bytes]);
+        for n in 0..headers {
+            job = job.header(format!("h{n}"), "value");
+        }
+        let mut job = JobRecord::new(JobId::generate(), job, Timestamp::from_micros(0));
+        job.run_at = Timestamp::ZERO;
+        job
+    }
+
+    #[test]
+    fn segments_are_read_as_they_were_written() {
+        let alike: Vec<_> = (0..60).map(|n| job("a", n % 2, 90)).collect();
+        let mixed: Vec<_> = (0..60).map(|n| job(["a", "b"][n % 2], 0, n)).collect();
+        let apart: Vec<_> = (0..60).map(|n| job(["a", "b"][n / 30], 1, 10)).collect();
+        let large: Vec<_> = (0..3).map(|n| job("a", 0, n * 10_000)).collect();
+        for (jobs, most) in [(alike, 7), (mixed, 3), (apart, 2), (large, 3)] {
+            let (segments, read) = stored(&jobs);
+            assert!(segments <= most, "{segments} segments");
+            assert_eq!(read.len(), jobs.len());
+            for (mut job, read) in jobs.into_iter().zip(read) {
+                (job.enqueued_at, job.run_at) =
+                    (Timestamp::from_micros(7), Timestamp::from_micros(7));
+                assert_eq!(job, read);
+            }
+        }
+    }
 
     #[test]
     fn the_scripts_know_the_flags() {

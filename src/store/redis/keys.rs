@@ -33,8 +33,8 @@ use crate::store::SessionId;
 
 const PARTS: [&str; 32] = [
     "meta", "due", "jobs", "park", "excl", "uniq", "uwin", "done", "dead", "gone", "keep", "held",
-    "note", "ends", "doze", "doze2", "0s", "0", "1s", "1", "2s", "2", "3s", "3", "4s", "4",
-    "5s", "5", "6s", "6", "7s", "7",
+    "note", "ends", "doze", "doze2", "0s", "0", "1s", "1", "2s", "2", "3s", "3", "4s", "4", "5s",
+    "5", "6s", "6", "7s", "7",
 ];
 
 /// Where some of them stand in that list; the lines without suspects are every second from the

@@ -59,6 +59,7 @@ mod renew;
 mod script;
 mod session;
 mod settle;
+mod step;
 mod url;
 mod wait;
 mod wire;
@@ -222,8 +223,21 @@ impl RedisStore {
         verb: Verb,
         args: &[&[u8]],
     ) -> Result<Reply> {
+        self.request_step(script, keys, request, verb, 0, args)
+            .await
+    }
+
+    async fn request_step(
+        &self,
+        script: &Script,
+        keys: &Keys,
+        request: RequestId,
+        verb: Verb,
+        step: usize,
+        args: &[&[u8]],
+    ) -> Result<Reply> {
         let session = keys.session(request.session);
-        let name = self.sending(keys, &session, request, verb).await?;
+        let name = self.sending(keys, &session, request, verb, step).await?;
         let mut all: Vec<&[u8]> = keys.all.iter().map(Vec::as_slice).collect();
         all.push(&session);
         let mut with: Vec<&[u8]> = vec![&name];
@@ -244,7 +258,7 @@ impl RedisStore {
     ) -> Result<Option<Reply>> {
         let keys = partition.keys();
         let session = keys.session(request.session);
-        let name = self.sending(keys, &session, request, verb).await?;
+        let name = self.sending(keys, &session, request, verb, 0).await?;
         let mut few = keys.plain(verb);
         few.insert(1, &session);
         let mut with: Vec<&[u8]> = vec![&name];
@@ -266,6 +280,7 @@ impl RedisStore {
         session: &[u8],
         request: RequestId,
         verb: Verb,
+        step: usize,
     ) -> Result<Vec<u8>> {
         let sessions = &self.shared.sessions;
         if let Some(heard) = sessions.greeting(request, keys.tag())? {
@@ -274,7 +289,7 @@ impl RedisStore {
             let reply = self.call(open, &[session], &[heard.as_bytes()]).await?;
             sessions.met(request.session, keys.tag(), reply.now);
         }
-        sessions.sending(request, verb, keys.tag())
+        sessions.sending(request, verb, step, keys.tag())
     }
 
     /// What the store's clock shows.
@@ -306,6 +321,8 @@ const LOST: u8 = 1;
 const OVERTAKEN: u8 = 2;
 const MIXED_UP: u8 = 3;
 const AHEAD: u8 = 4;
+/// There is more to do before a claim than one call should take.
+const CROWDED: u8 = 5;
 
 fn refusal(status: u8) -> Result<()> {
     match status {

@@ -107,12 +107,7 @@ impl Scripts {
             claim,
             settle,
             renew: script("renew", ALWAYS, renew, include_str!("renew.lua")),
-            checkpoint: script(
-                "checkpoint",
-                ALWAYS,
-                grants,
-                include_str!("checkpoint.lua"),
-            ),
+            checkpoint: script("checkpoint", ALWAYS, grants, include_str!("checkpoint.lua")),
             reap: script("reap", ALWAYS, ends, include_str!("reap.lua")),
             control: script("control", ALWAYS, grants, include_str!("control.lua")),
             inspect: script("inspect", READS, grants, include_str!("inspect.lua")),

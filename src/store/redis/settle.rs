@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use super::RedisStore;
 use super::queue::Partition;
+use super::step::Steps;
 use super::wire::{Out, garbled};
-use super::{RedisStore, Reply};
 use crate::clock::micros;
 use crate::error::{Result, Verb};
 use crate::job::{QueueName, clip, limits};
@@ -16,6 +17,8 @@ const NOWHERE: usize = u16::MAX as usize;
 /// No mark that could be believed is as large; a larger one has no exact double.
 const MARK_MAX: u64 = 1 << 53;
 
+/// Leases that one step ends, unless it is plain.
+const CHUNK: usize = 50;
 /// Runs in a call that may be plain.
 const PLAIN_RUNS: usize = 100;
 
@@ -24,6 +27,7 @@ pub(super) struct Share {
     pub(super) partition: Partition,
     pub(super) places: Vec<usize>,
     entries: Vec<Entry>,
+    has_front: bool,
 }
 
 enum Entry {
@@ -80,6 +84,7 @@ impl Share {
             }));
             return;
         }
+        self.has_front |= matches!(outcome, Outcome::Surrender { delay, .. } if delay.is_zero());
         let mut data = Out::default();
         data.raw(&grant.to_be_bytes()).raw(&nonce);
         data.u8(1).u16(at).u16(1).raw(receipt.job.as_bytes());
@@ -102,6 +107,52 @@ impl Share {
             }
         }
         data
+    }
+
+    /// The settlements, packed for one step after the other. Those that go to the front of their line
+    /// go there together.
+    pub(super) fn chunks(&self) -> Vec<Out> {
+        if self.has_front {
+            return vec![self.data()];
+        }
+        let mut chunks = vec![Out::default()];
+        let mut room = CHUNK;
+        for entry in &self.entries {
+            if room == 0 {
+                chunks.push(Out::default());
+                room = CHUNK;
+            }
+            let last = chunks.len() - 1;
+            match entry {
+                Entry::One(one) => {
+                    chunks[last].raw(&one.0);
+                    room -= 1;
+                }
+                Entry::Run(run) => {
+                    let mut first = run.first;
+                    let mut ids = &run.ids[..];
+                    while !ids.is_empty() {
+                        if room == 0 {
+                            chunks.push(Out::default());
+                            room = CHUNK;
+                        }
+                        let (now, later) = ids.split_at(ids.len().min(16 * room));
+                        let part = Run {
+                            first,
+                            ids: now.to_vec(),
+                            ..*run
+                        };
+                        let last = chunks.len() - 1;
+                        part.head(&mut chunks[last]);
+                        chunks[last].raw(now);
+                        first += now.len() / 16;
+                        room -= now.len() / 16;
+                        ids = later;
+                    }
+                }
+            }
+        }
+        chunks
     }
 
     /// If there are runs only, their heads and the ids of each.
@@ -183,6 +234,7 @@ impl RedisStore {
                         partition,
                         places: Vec::new(),
                         entries: Vec::new(),
+                        has_front: false,
                     },
                 );
             }
@@ -204,28 +256,37 @@ impl RedisStore {
             self.nowhere(id).await?;
         }
         for share in shares {
-            let mut reply = self.settle_share(&share, id).await?;
-            share.verdicts(&reply.body.rest(), &mut verdicts)?;
+            let part = self.settle_share(&share, id).await?;
+            share.verdicts(&part, &mut verdicts)?;
         }
         Ok(verdicts)
     }
 
-    async fn settle_share(&self, share: &Share, id: RequestId) -> Result<Reply> {
+    pub(super) async fn settle_share(&self, share: &Share, id: RequestId) -> Result<Vec<u8>> {
         let script = &self.scripts().settle;
         let partition = &share.partition;
+        let mut steps = Steps::new(self, partition.keys(), id, Verb::Settle);
         if let Some((heads, ids)) = share.runs()
+            && !steps.are_known()
             && partition.queue.tries_plain(Verb::Settle)
         {
             let mut args: Vec<&[u8]> = vec![&heads.0];
             args.extend(ids);
             let plain = self.request_plainly(&script.plain, partition, id, Verb::Settle, &args);
-            if let Some(reply) = plain.await? {
-                return Ok(reply);
+            if let Some(mut reply) = plain.await? {
+                return Ok(reply.body.rest().to_vec());
             }
         }
-        let (keys, data) = (partition.keys(), share.data());
-        self.request(&script.full, keys, id, Verb::Settle, &[&data.0])
-            .await
+        let mut verdicts = Vec::with_capacity(share.places.len());
+        for chunk in share.chunks() {
+            let part = steps.take(&script.full, &[&chunk.0]).await?.rest();
+            verdicts.extend_from_slice(&part);
+            // A plain call whose answer was lost has settled all of them.
+            if part.len() == share.places.len() {
+                break;
+            }
+        }
+        Ok(verdicts)
     }
 }
 
@@ -241,6 +302,7 @@ fn merged(shares: Vec<Share>) -> Vec<Share> {
             Some(other) => {
                 other.places.extend(share.places);
                 other.entries.extend(share.entries);
+                other.has_front |= share.has_front;
             }
             None => merged.push(share),
         }

@@ -55,6 +55,7 @@ pub(super) fn exact(duration: Duration) -> [u8; 12] {
 }
 
 /// An answer being read.
+#[derive(Clone)]
 pub(super) struct In {
     bytes: Bytes,
     at: usize,
@@ -193,7 +194,10 @@ fn formed(
     let mut first = form.to_vec();
     first.extend_from_slice(&[0; 4]);
     let length = (first.len() as u32).to_le_bytes();
-    first.get_mut(..4).ok_or_else(garbled)?.copy_from_slice(&length);
+    first
+        .get_mut(..4)
+        .ok_or_else(garbled)?
+        .copy_from_slice(&length);
     let mut model = record::decode(&first.into(), kinds)?;
     (model.enqueued_at, model.run_at) = (stamp, stamp);
     let mut ids = In::new(rest.slice(..16 * count));

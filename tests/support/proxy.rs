@@ -42,7 +42,6 @@ pub(crate) struct Proxy {
 }
 
 struct Shared {
-    server: SocketAddr,
     mode: watch::Sender<Mode>,
     plan: Mutex<Plan>,
     requests: AtomicUsize,
@@ -60,17 +59,26 @@ struct Plan {
 impl Proxy {
     /// A proxy before the server on a port of this machine.
     pub(crate) async fn start(port: u16) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
-            server: SocketAddr::from(([127, 0, 0, 1], port)),
             mode: watch::Sender::new(Mode::Pass),
             plan: Mutex::default(),
             requests: AtomicUsize::new(0),
             lost: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
         });
-        let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
+        Self::before(port, shared).await
+    }
+
+    /// One more, before another server: mode, plan and counts are shared.
+    pub(crate) async fn beside(&self, port: u16) -> Self {
+        Self::before(port, Arc::clone(&self.shared)).await
+    }
+
+    async fn before(port: u16, shared: Arc<Shared>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = SocketAddr::from(([127, 0, 0, 1], port));
+        let accepting = tokio::spawn(accept(listener, server, Arc::clone(&shared)));
         Self {
             address,
             shared,
@@ -117,7 +125,7 @@ impl Drop for Proxy {
     }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, server: SocketAddr, shared: Arc<Shared>) {
     // The connections end with the set, and the set with this task.
     let mut connections = JoinSet::new();
     loop {
@@ -131,7 +139,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
             Mode::Refuse => drop(client),
             _ => {
                 let shared = Arc::clone(&shared);
-                connections.spawn(serve(client, shared));
+                connections.spawn(serve(client, server, shared));
             }
         }
         while connections.try_join_next().is_some() {}
@@ -143,8 +151,8 @@ fn reset(stream: &TcpStream) {
     let _ = stream.set_zero_linger();
 }
 
-async fn serve(client: TcpStream, shared: Arc<Shared>) {
-    let Ok(server) = TcpStream::connect(shared.server).await else {
+async fn serve(client: TcpStream, server: SocketAddr, shared: Arc<Shared>) {
+    let Ok(server) = TcpStream::connect(server).await else {
         return;
     };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));

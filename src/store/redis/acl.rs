@@ -37,11 +37,9 @@ pub(crate) const COMMANDS: &[&str] = &[
     "time",
     "zadd",
     "zcard",
-    "zmscore",
     "zrange",
     "zrem",
     "zremrangebyscore",
-    "zscore",
 ];
 
 /// The rule for `ACL SETUSER name on >password …`: the commands above, on the keys and channels of

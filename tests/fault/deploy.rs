@@ -52,7 +52,17 @@ async fn roll(by: Signal, rounds: usize) -> (Stage, QueueView, Vec<JobView>, Jud
         let ended = old.ends().await;
         assert!(by == Signal::KILL || ended.success(), "{ended}");
     }
-    let view = stage.drained().await;
+    // What was met by somebody who did not know it is put off for longer than we wait.
+    let over =
+        |view: &QueueView| view.counts.completed + view.counts.scheduled == view.ledger.enqueued;
+    let view = stage.world.until("the rest", over).await;
+    let novelties = stage.world.jobs(JobState::Scheduled).await;
+    let unknown = |view: &JobView| view.job.kind.as_str() == Novelty::KIND;
+    assert!(
+        novelties
+            .iter()
+            .all(|view| unknown(view) && view.job.failures == 0)
+    );
     let jobs = stage.world.jobs(JobState::Completed).await;
     let judged = stage.finish(fleet).await;
     (stage, view, jobs, judged)

@@ -117,7 +117,7 @@ async fn ambiguous_settle() {
     let mut stage = Stage::at(server.url()).await;
     stage.registers(KEYS).await;
     let crew = staff(&mut stage, &url, TERM, None).await;
-    lose_answers(&stage, &proxy, if in_campaign() { 2_000 } else { 30 }).await;
+    lose_answers(&stage, &proxy, if in_campaign() { 500 } else { 30 }).await;
     let view = stage.drained().await;
     let judged = stage.finish(crew).await;
     judged.assert_sound(CASE);

@@ -58,8 +58,12 @@ async fn hold(leases: usize, term: Duration, flaw: Option<Flaw>) -> Held {
 async fn renewal_storm() {
     const CASE: &str = "renewal storm";
     let _machine = MACHINE.read().await;
-    let leases = if in_campaign() { 50_000 } else { 10_000 };
-    let term = Duration::from_secs(8);
+    let (leases, seconds) = if in_campaign() {
+        (50_000, 20)
+    } else {
+        (10_000, 8)
+    };
+    let term = Duration::from_secs(seconds);
     let held = hold(leases, term, None).await;
     let judged = held.stage.finish([held.worker]).await;
     judged.assert_sound(CASE);

@@ -207,9 +207,12 @@ impl Line<'_> {
     ) {
         let mut mode = self.shared.mode.subscribe();
         let (mut asked, mut said) = (vec![0; 1 << 16], vec![0; 1 << 16]);
+        // A stream that has lost something in its midst cannot go on: its ends would give up on it.
+        let mut torn = false;
         loop {
             let now = *mode.borrow_and_update();
-            if now == Mode::HalfOpen {
+            let losing = matches!(now, Mode::DropRequests | Mode::DropReplies);
+            if now == Mode::HalfOpen || (torn && !losing) {
                 return;
             }
             // What is not read piles up with the sender, like behind a cut cable.
@@ -220,6 +223,7 @@ impl Line<'_> {
                 ready = from_client.readable(), if hears_client => {
                     let Ok(()) = ready else { return };
                     let Some(n) = read(from_client, &mut asked) else { return };
+                    torn |= now == Mode::DropRequests;
                     if now == Mode::DropRequests { continue }
                     if let Mode::Delay(by) = now { tokio::time::sleep(by).await }
                     let due = self.admit(&asked[..n]);
@@ -230,6 +234,7 @@ impl Line<'_> {
                     let Some(n) = read(from_server, &mut said) else { return };
                     if let Mode::Delay(by) = now { tokio::time::sleep(by).await }
                     let (due, lost) = self.answer(&said[..n]);
+                    torn |= now == Mode::DropReplies;
                     if now != Mode::DropReplies
                         && to_client.write_all(&said[..due]).await.is_err() { return }
                     if lost {

@@ -23,7 +23,6 @@ use crate::handler::Failure;
 use crate::job::{Job, NewJob, at_most, limits};
 use crate::lifecycle::enqueue::{named, no_answer};
 use crate::lifecycle::fence::Stop;
-use crate::observe::Event;
 use crate::store::{Checkpoint, Checkpointed, Enqueued, Outcome, Settlement, SqliteStore, Store};
 
 impl Context {
@@ -139,23 +138,6 @@ impl Context {
     pub fn enqueue_in<J: Job>(&self, tx: &Transaction<'_>, job: &J) -> Result<Enqueued> {
         let jobs = enqueue_in(&**self.pool().store(), tx, vec![NewJob::of(job)?])?;
         jobs.first().copied().ok_or_else(no_answer)
-    }
-
-    fn refused(&self, verb: Verb) -> Failure {
-        let (queue, job, token) = (self.queue(), self.job_id(), self.token());
-        let meter = &self.pool().queues[self.held.queue].meter;
-        match verb {
-            Verb::Checkpoint => meter.checkpoint_fenced(),
-            _ => meter.settle_fenced(),
-        }
-        self.pool().observers.emit(|| Event::Fenced {
-            verb,
-            queue,
-            job,
-            token,
-        });
-        self.lease().stop(Stop::Fenced);
-        Failure::lost()
     }
 }
 

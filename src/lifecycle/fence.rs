@@ -188,13 +188,13 @@ impl HeldLease {
     }
 
     /// The handler is not done with it after all.
-    #[cfg(feature = "sqlite")]
+    #[cfg(any(feature = "sqlite", feature = "redis"))]
     pub(crate) fn take_back(&self) {
         self.handed_in.store(false, Ordering::Release);
     }
 
-    /// It was completed in the handler's own transaction, which is committed.
-    #[cfg(feature = "sqlite")]
+    /// It was completed in one step with what the handler did.
+    #[cfg(any(feature = "sqlite", feature = "redis"))]
     pub(crate) fn complete(&self, verdict: Verdict) {
         let _ = self.rare().completed.set(verdict);
     }

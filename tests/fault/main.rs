@@ -32,6 +32,8 @@ mod freeze;
 mod full;
 mod kill;
 mod lockset;
+#[cfg(feature = "redis")]
+mod one_step;
 mod poison;
 mod produce;
 mod together;

@@ -27,6 +27,8 @@ pub(crate) enum Role {
     Worker(WorkerRole),
     Producer(ProducerRole),
     Holder(HolderRole),
+    #[cfg(feature = "redis")]
+    Payer(crate::one_step::PayerRole),
     /// Takes the file's write lock and keeps it.
     LockHolder {
         db: PathBuf,
@@ -115,6 +117,8 @@ fn play() {
         Role::Worker(role) => runtime(role.slots + 2).block_on(work(role)),
         Role::Producer(role) => runtime(2).block_on(produce(role)),
         Role::Holder(role) => runtime(2).block_on(lockset::hold(role)),
+        #[cfg(feature = "redis")]
+        Role::Payer(role) => runtime(2).block_on(crate::one_step::work(role)),
         Role::LockHolder { db } => hold(&db),
     }
 }

@@ -10,6 +10,8 @@ mod handler;
 #[cfg(feature = "http")]
 mod http;
 mod memory;
+#[cfg(feature = "redis")]
+mod one_step;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "postgres")]

@@ -9,6 +9,7 @@
 //! shows each issuer the largest token it has seen, so that the tokens of one process grow across
 //! its queues as far as the clocks agree.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -40,6 +41,7 @@ mod acl;
 pub(crate) mod bare;
 mod checkpoint;
 mod claim;
+mod complete;
 mod control;
 mod dial;
 #[cfg(feature = "cli")]
@@ -218,6 +220,20 @@ impl RedisStore {
         verb: Verb,
         args: &[&[u8]],
     ) -> Result<Reply> {
+        let reply = self.request_on(script, keys, &[], request, verb, args);
+        reply.await
+    }
+
+    /// The same with more keys of the same slot, between those of the partition and the session.
+    async fn request_on(
+        &self,
+        script: &Script,
+        keys: &Keys,
+        more: &[&[u8]],
+        request: RequestId,
+        verb: Verb,
+        args: &[&[u8]],
+    ) -> Result<Reply> {
         let sessions = &self.shared.sessions;
         let session = keys.session(request.session);
         if let Some(heard) = sessions.greeting(request, keys.tag())? {
@@ -228,6 +244,7 @@ impl RedisStore {
         }
         let name = sessions.sending(request, verb, keys.tag())?;
         let mut all: Vec<&[u8]> = keys.all.iter().map(Vec::as_slice).collect();
+        all.extend_from_slice(more);
         all.push(&session);
         let mut with: Vec<&[u8]> = vec![&name];
         with.extend_from_slice(args);
@@ -317,6 +334,10 @@ impl Store for RedisStore {
 
     fn namespace(&self) -> Namespace {
         self.shared.options.namespace.clone()
+    }
+
+    fn native(&self) -> Option<&dyn Any> {
+        Some(self)
     }
 
     async fn dedicated(&self) -> Result<Arc<dyn Store>> {

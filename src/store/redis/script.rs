@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use super::link::Script;
+use crate::fence::commands::LUA as COMMANDS;
 
 /// One script per verb.
 pub(super) struct Scripts {
@@ -10,6 +11,7 @@ pub(super) struct Scripts {
     pub(super) claim: Script,
     pub(super) renew: Script,
     pub(super) settle: Script,
+    pub(super) complete: Script,
     pub(super) checkpoint: Script,
     pub(super) reap: Script,
     pub(super) control: Script,
@@ -78,6 +80,14 @@ impl Scripts {
             claim: script("claim", GROWS, claim, ends, include_str!("claim.lua")),
             renew: script("renew", ALWAYS, renew, ends, include_str!("renew.lua")),
             settle: script("settle", ALWAYS, settle, ends, include_str!("settle.lua")),
+            // Grows: the commands may.
+            complete: script(
+                "complete",
+                GROWS,
+                &[],
+                &[RECORD, PLACE, GRANT, ENDING, COMMANDS],
+                include_str!("complete.lua"),
+            ),
             checkpoint: script(
                 "checkpoint",
                 ALWAYS,

@@ -417,6 +417,23 @@ impl Board {
         self.lock().values().cloned().collect()
     }
 
+    /// How long the handlers of a queue that run now have run since a moment.
+    pub(crate) fn running(&self, queue: usize, since: Instant, now: Instant) -> Duration {
+        let grants = self.grants();
+        let of_queue = grants.iter().filter(|held| held.queue == queue);
+        let ran = |held: &Arc<Held>, lease: &HeldLease| {
+            let started = lease.started.load(Ordering::Acquire);
+            if started == 0 || lease.is_handed_in() {
+                return Duration::ZERO;
+            }
+            let started = held.pool.clock.instant(started);
+            now.saturating_duration_since(started.max(since))
+        };
+        of_queue
+            .flat_map(|held| held.leases.iter().map(move |lease| ran(held, lease)))
+            .sum()
+    }
+
     /// How many leases are held, running or not.
     pub(crate) fn leases(&self) -> usize {
         self.leases.load(Ordering::Relaxed)

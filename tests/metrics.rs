@@ -209,3 +209,11 @@ async fn every_metric_is_in_a_scrape() {
         assert!((found - count).abs() < 0.5, "{name} is {found}");
     }
 }
+
+#[test]
+fn every_metric_is_in_the_guide() {
+    let guide = include_str!("../src/guide/operations.md");
+    for name in ALL {
+        assert!(guide.contains(&format!("`{name}`")), "{name}");
+    }
+}

@@ -13,6 +13,10 @@ mod guide;
 #[path = "../support/http.rs"]
 mod http;
 mod look;
+mod migrate;
+#[allow(dead_code, reason = "other tests use more of it")]
+#[path = "../support/postgres.rs"]
+mod postgres_server;
 #[allow(dead_code, unused_imports, reason = "other tests use more of it")]
 #[path = "../support/redis/mod.rs"]
 mod redis_server;

@@ -1,7 +1,7 @@
 //! Where SQL stores put jobs, and how they page through them.
 
-use crate::inspect::Paged;
-use crate::job::{JobRecord, JobState};
+use crate::inspect::{Page, Paged, ParkedView};
+use crate::job::{JobRecord, JobState, Key};
 
 pub(crate) const SCHEDULED: i64 = 0;
 pub(crate) const PARKED: i64 = 1;
@@ -50,4 +50,17 @@ pub(crate) fn paged<T>(mut rows: Vec<(String, T)>, most: usize) -> Paged<T> {
         rows: rows.into_iter().map(|(_, row)| row).collect(),
         next,
     }
+}
+
+/// The first key of a page of keys: the one right after the cursor's.
+pub(crate) fn after_key(page: &Page) -> Vec<u8> {
+    let after = page.after.as_ref().map(|after| format!("{after}\0"));
+    after.unwrap_or_default().into_bytes()
+}
+
+/// A row of such a page, under its cursor.
+pub(crate) fn parked_view(key: Vec<u8>, jobs: u64) -> Option<(String, ParkedView)> {
+    let text = String::from_utf8(key).ok()?;
+    let key = Key::new(&text).ok()?;
+    Some((text, ParkedView { key, jobs }))
 }

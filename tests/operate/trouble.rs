@@ -15,6 +15,7 @@ const NOBODY: &str = "01977a3e-11aa-7bcd-8f00-0123456789ab";
 const COMMANDS: &[&[&str]] = &[
     &["stats"],
     &["queues", "ls"],
+    &["queues", "parked", "day"],
     &["queues", "pause", "day"],
     &["queues", "resume", "day"],
     &["queues", "purge", "day", "--yes"],
@@ -187,7 +188,8 @@ async fn what_is_not_there_is_not_found(new: New) {
         "nobody",
     );
     for args in [
-        &["queues", "pause", "nigth"][..],
+        &["queues", "parked", "nigth"][..],
+        &["queues", "pause", "nigth"],
         &["queues", "resume", "nigth"],
         &["queues", "purge", "nigth", "--yes"],
         &["jobs", "ls", "--queue", "nigth"],

@@ -12,12 +12,12 @@ use super::tx::{LINES, Queue, Tx, moment};
 use crate::clock::Timestamp;
 use crate::error::Error;
 use crate::inspect::{
-    AuditView, JobView, LeaseFilter, LeaseView, Page, Paged, Query, QueueView, View,
+    AuditView, JobView, LeaseFilter, LeaseView, Page, Paged, ParkedView, Query, QueueView, View,
 };
 use crate::job::{JobId, JobRecord, JobState, QueueName, limits};
 use crate::lease::FencingToken;
 use crate::lifecycle::LeaseFacts;
-use crate::store::line::{hex, paged, state_code, unhex};
+use crate::store::line::{after_key, hex, paged, parked_view, state_code, unhex};
 use crate::store::{bounded, record};
 
 impl Tx<'_> {
@@ -26,6 +26,7 @@ impl Tx<'_> {
             Query::Queues => View::Queues(self.queue_views(now)?),
             Query::Leases { filter, page } => View::Leases(self.leases(filter, page, now)?),
             Query::Jobs { queue, state, page } => View::Jobs(self.jobs(queue, *state, page, now)?),
+            Query::Parked { queue, page } => View::Parked(self.parked(queue, page)?),
             Query::Job(id) => View::Job(self.job_view(*id, now)?.map(Box::new)),
             Query::Audit { page } => View::Audit(self.audit(page)?),
         })
@@ -291,6 +292,23 @@ impl Tx<'_> {
             views.push((format!("p{seq}.{}", hex(&key)), view));
         }
         Ok(views)
+    }
+
+    fn parked(&mut self, queue: &QueueName, page: &Page) -> Done<Paged<ParkedView>> {
+        let rows = rows(page)?;
+        let Some(queue) = self.known(queue)? else {
+            return Ok(paged(Vec::new(), rows));
+        };
+        let of = self.queues[queue].id;
+        let mut select = self.sql("parked_keys")?;
+        let (from, most) = (after_key(page), ParkedView::MOST as i64);
+        let mut found = select.query(params![of, from, rows as i64 + 1, most])?;
+        let mut views = Vec::new();
+        while let Some(row) = found.next()? {
+            let jobs = row.get::<_, i64>(1)? as u64;
+            views.push(parked_view(row.get(0)?, jobs).ok_or_else(|| corrupt("a key is no key"))?);
+        }
+        Ok(paged(views, rows))
     }
 
     fn held_jobs(

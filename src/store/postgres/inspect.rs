@@ -18,7 +18,7 @@ use crate::inspect::{
 use crate::job::{JobId, JobRecord, JobState, QueueName, limits};
 use crate::lease::FencingToken;
 use crate::lifecycle::LeaseFacts;
-use crate::store::line::{hex, paged, state_code, unhex};
+use crate::store::line::{after_key, hex, paged, parked_view, state_code, unhex};
 use crate::store::{bounded, record};
 
 const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; \

@@ -302,7 +302,7 @@ impl Subject for Service<Behind> {
 }
 
 /// Fewer than for the adapter alone: each step is a request and two transactions.
-const BEHIND: usize = 1_000;
+const BEHIND: usize = 250;
 
 async fn conforms_behind_the_layer(name: &str, subject: Arc<dyn Subject>) {
     let behind = Behind(subject);

@@ -64,7 +64,7 @@ SELECT key, (
     SELECT count(*) FROM (
         SELECT 1 FROM leasehold.aside a
         WHERE a.queue = $1 AND a.state = 1 AND a.key = keys.key LIMIT $4
-    ) AS some
+    ) AS counted
 ) FROM keys WHERE key IS NOT NULL LIMIT $3;
 
 -- name: aside_page

@@ -28,6 +28,8 @@ mod redis;
 )]
 #[path = "../support/redis/mod.rs"]
 mod redis_server;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+mod round_trips;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 #[cfg(feature = "sqlite")]

@@ -59,14 +59,14 @@ pub(crate) async fn claimer(pool: Arc<Pool>) {
 #[cfg(feature = "testing")]
 pub(crate) async fn one(pool: &Arc<Pool>) -> Option<(Arc<super::pool::Run>, usize)> {
     Claimer::new(Arc::clone(pool)).claim(1).await;
-    pool.take(&mut None)
+    pool.unfill().pop()
 }
 
 /// Surrenders everything that waits for a slot.
 pub(crate) fn give_back(pool: &Pool) {
     for (held, index) in pool.unfill() {
         held.leases[index].stop(Stop::Drain);
-        settle::hand_in(pool, held, index, Ran::Dropped, index, Times::default());
+        settle::hand_in(pool, &held, index, Ran::Dropped, index, Times::default());
     }
     pool.outbox.flush_all();
 }

@@ -58,6 +58,7 @@ pub(crate) struct PoolKind {
 /// seldom touch the same memory; a slot that has nothing else takes from the runs of others.
 pub(crate) struct Run {
     held: Arc<Held>,
+    length: usize,
     next: AtomicUsize,
     end: usize,
 }
@@ -65,6 +66,11 @@ pub(crate) struct Run {
 impl Run {
     /// Leases in one run: enough to work on without meeting the others.
     const LEASES: usize = 32;
+
+    /// How many leases it has.
+    pub(crate) fn length(&self) -> usize {
+        self.length
+    }
 
     fn take(&self) -> Option<usize> {
         let index = self.next.fetch_add(1, Ordering::Relaxed);
@@ -222,11 +228,12 @@ impl Pool {
         let leases = held.leases.len();
         let length = (leases / (2 * parallelism())).clamp(1, Run::LEASES);
         let run = |start: usize| {
-            let (held, next) = (Arc::clone(held), AtomicUsize::new(start));
+            let end = leases.min(start + length);
             Arc::new(Run {
-                held,
-                next,
-                end: leases.min(start + length),
+                held: Arc::clone(held),
+                length: end - start,
+                next: AtomicUsize::new(start),
+                end,
             })
         };
         self.lock()
@@ -246,15 +253,18 @@ impl Pool {
     /// Takes back everything that waits for a slot.
     pub(crate) fn unfill(&self) -> Vec<(Arc<Run>, usize)> {
         let mut own = None;
-        std::iter::from_fn(|| self.take(&mut own)).collect()
+        std::iter::from_fn(|| {
+            let index = self.take(&mut own)?;
+            own.clone().zip(Some(index))
+        })
+        .collect()
     }
 
-    /// A lease that waits for a slot: of the slot's own run, of a fresh one, or of another slot's.
-    pub(crate) fn take(&self, own: &mut Option<Arc<Run>>) -> Option<(Arc<Run>, usize)> {
-        if let Some(run) = own
-            && let Some(index) = run.take()
-        {
-            return Some((Arc::clone(run), index));
+    /// A lease that waits for a slot, by its place in the slot's own run: the one at hand, a fresh
+    /// one, or another slot's.
+    pub(crate) fn take(&self, own: &mut Option<Arc<Run>>) -> Option<usize> {
+        if let Some(index) = own.as_ref().and_then(|run| run.take()) {
+            return Some(index);
         }
         *own = None;
         let mut buffer = self.lock();
@@ -271,8 +281,8 @@ impl Pool {
         drop(buffer);
         self.make_room(left);
         let (run, index) = taken?;
-        *own = Some(Arc::clone(&run));
-        Some((run, index))
+        *own = Some(run);
+        Some(index)
     }
 
     fn lock(&self) -> MutexGuard<'_, Buffer> {
@@ -280,11 +290,7 @@ impl Pool {
     }
 
     /// Waits for the next lease for a slot; none once the pool drains.
-    pub(crate) async fn next(
-        &self,
-        slot: usize,
-        own: &mut Option<Arc<Run>>,
-    ) -> Option<(Arc<Run>, usize)> {
+    pub(crate) async fn next(&self, slot: usize, own: &mut Option<Arc<Run>>) -> Option<usize> {
         self.busy.fetch_sub(1, Ordering::AcqRel);
         self.outbox.flush(slot);
         self.room.notify_one();

@@ -51,14 +51,16 @@ pub(crate) async fn slot(pool: Arc<Pool>, number: usize) {
     let mut streak: usize = 0;
     // The end of one run is the start of the next, if nothing came between.
     let mut now = None;
-    let mut own = None;
+    let mut own: Option<Arc<Run>> = None;
     loop {
         let mut next = pool.take(&mut own);
         if next.is_none() {
             now = None;
             next = pool.next(number, &mut own).await;
         }
-        let Some((held, index)) = next else { break };
+        let Some((held, index)) = own.as_ref().zip(next) else {
+            break;
+        };
         now = work(&pool, held, index, number, now).await;
         streak += 1;
         if streak.is_multiple_of(YIELD_EVERY) {
@@ -72,7 +74,7 @@ pub(crate) async fn slot(pool: Arc<Pool>, number: usize) {
 /// Works one lease, and tells when it was done.
 async fn work(
     pool: &Pool,
-    held: Arc<Run>,
+    held: &Arc<Run>,
     index: usize,
     slot: usize,
     now: Option<Instant>,
@@ -95,7 +97,7 @@ async fn work(
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
     pool.observers.emit(|| Event::Started { queue, job, token });
 
-    let ctx = Context::new(Arc::clone(&held), index);
+    let ctx = Context::new(Arc::clone(held), index);
     let span = tracing::info_span!(
         "run", otel.kind = "consumer", %queue, kind = %job.kind, job = %job.id, %token,
         attempt = job.attempt()
@@ -106,7 +108,7 @@ async fn work(
         Ok(Err(failure)) => Ran::Returned(Err(failure)),
         Ok(Ok(running)) => {
             let running = Caught(running).instrument(span);
-            attend(pool, &held, index, running, started, slot).await
+            attend(pool, held, index, running, started, slot).await
         }
     };
 

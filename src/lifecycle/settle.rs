@@ -58,7 +58,7 @@ pub(crate) struct Outbox {
 /// What some of the slots have handed in.
 #[derive(Default)]
 struct Shard {
-    done: Batch,
+    batch: Batch,
     /// Handlers that have ended.
     finished: u64,
     /// How long handlers ran since it was last asked, by queue.
@@ -68,9 +68,14 @@ struct Shard {
 /// Leases to be settled.
 #[derive(Default)]
 struct Batch {
-    /// Which runs they are of, and how many of each in a row: one count of references for
-    /// neighbours, which the slot and the settler would otherwise pull to and fro.
-    runs: Vec<(Arc<Run>, usize)>,
+    runs: Vec<RunDone>,
+    leases: usize,
+}
+
+/// Leases of one run: neighbours share one count of references, which the slot and the settler would
+/// otherwise pull to and fro, and change hands together.
+struct RunDone {
+    run: Arc<Run>,
     done: Vec<Done>,
 }
 
@@ -78,47 +83,39 @@ struct Batch {
 struct Done {
     index: usize,
     outcome: Outcome,
-    times: Times,
 }
 
 impl Batch {
-    fn len(&self) -> usize {
-        self.done.len()
-    }
-
     fn is_empty(&self) -> bool {
-        self.done.is_empty()
+        self.runs.is_empty()
     }
 
-    fn push(&mut self, run: Arc<Run>, done: Done) {
+    fn push(&mut self, run: &Arc<Run>, done: Done) {
+        self.leases += 1;
         match self.runs.last_mut() {
-            Some((last, leases)) if Arc::ptr_eq(last, &run) => *leases += 1,
-            _ => self.runs.push((run, 1)),
+            Some(last) if Arc::ptr_eq(&last.run, run) => last.done.push(done),
+            _ => {
+                let mut all = Vec::with_capacity(run.length());
+                all.push(done);
+                let run = Arc::clone(run);
+                self.runs.push(RunDone { run, done: all });
+            }
         }
-        self.done.push(done);
     }
 
     /// Takes over as many of the other's runs as there is room for.
     fn take(&mut self, other: &mut Self, most: usize) {
-        let mut leases = 0;
-        let fits = |(_, more): &&(_, usize)| {
-            let fits = self.done.len() + leases + more <= most;
-            leases += usize::from(fits) * more;
-            fits
+        let mut room = most - self.leases;
+        let fits = |run: &&RunDone| {
+            let left = room.checked_sub(run.done.len());
+            room = left.unwrap_or(room);
+            left.is_some()
         };
         let runs = other.runs.iter().take_while(fits).count();
+        let taken = most - self.leases - room;
         self.runs.extend(other.runs.drain(..runs));
-        self.done.extend(other.done.drain(..leases));
-    }
-
-    /// The leases of each run.
-    fn runs(&self) -> impl Iterator<Item = (&Arc<Run>, &[Done])> {
-        let mut rest = &self.done[..];
-        self.runs.iter().map(move |(run, leases)| {
-            let (done, later) = rest.split_at(*leases);
-            rest = later;
-            (run, done)
-        })
+        self.leases += taken;
+        other.leases -= taken;
     }
 }
 
@@ -158,15 +155,15 @@ impl Outbox {
     }
 
     /// Takes in what a slot has done: the run, and the lease if it is to be settled.
-    fn push(&self, slot: usize, queue: usize, times: Times, done: Option<(Arc<Run>, Done)>) {
+    fn push(&self, slot: usize, queue: usize, times: Times, done: Option<(&Arc<Run>, Done)>) {
         let mut shard = self.shard(slot);
         if times.waited.is_some() {
             shard.finished += 1;
             shard.busy[queue] += self.unmeasured(times.ran);
         }
         let Some((run, done)) = done else { return };
-        shard.done.push(run, done);
-        let gathered = shard.done.len();
+        shard.batch.push(run, done);
+        let gathered = shard.batch.leases;
         drop(shard);
         if gathered == BATCH {
             self.now.notify_one();
@@ -192,7 +189,7 @@ impl Outbox {
 
     /// Sends what the slot has handed in, however little.
     pub(crate) fn flush(&self, slot: usize) {
-        if !self.shard(slot).done.is_empty() {
+        if !self.shard(slot).batch.is_empty() {
             self.now.notify_one();
         }
     }
@@ -217,7 +214,7 @@ impl Outbox {
     fn take(&self) -> Batch {
         let mut batch = Batch::default();
         for mut shard in self.all() {
-            batch.take(&mut shard.done, limits::CALL_ITEMS);
+            batch.take(&mut shard.batch, limits::CALL_ITEMS);
         }
         batch
     }
@@ -261,7 +258,7 @@ impl Ride {
                     request,
                     settlements: settlements(batch),
                 };
-                let span = tracing::debug_span!("store.settle", leases = batch.len());
+                let span = tracing::debug_span!("store.settle", leases = batch.leases);
                 async move { store.settle(request).await }.instrument(span)
             });
             match call.await {
@@ -272,9 +269,9 @@ impl Ride {
                 // Receipts make it safe to go again under a new id: what was applied is fenced.
                 Answer::Lost => {}
                 Answer::Refused(error) | Answer::GaveUp(error) => {
-                    tracing::error!(%error, leases = self.batch.len(), "leases left to expire");
-                    for (held, done) in self.batch.runs() {
-                        pool.end_all(held, done.iter().map(|done| done.index));
+                    tracing::error!(%error, leases = self.batch.leases, "leases left to expire");
+                    for RunDone { run, done } in &self.batch.runs {
+                        pool.end_all(run, done.iter().map(|done| done.index));
                     }
                     return;
                 }
@@ -306,10 +303,10 @@ pub(crate) async fn settler(pool: Arc<Pool>) {
 }
 
 fn settlements(batch: &Batch) -> Vec<Settlement> {
-    let mut settlements = Vec::with_capacity(batch.len());
-    for (held, done) in batch.runs() {
+    let mut settlements = Vec::with_capacity(batch.leases);
+    for RunDone { run, done } in &batch.runs {
         settlements.extend(done.iter().map(|done| Settlement {
-            receipt: held.receipt(done.index),
+            receipt: run.receipt(done.index),
             outcome: done.outcome.clone(),
         }));
     }
@@ -320,20 +317,17 @@ fn settlements(batch: &Batch) -> Vec<Settlement> {
 fn close(pool: &Pool, batch: &Batch, verdicts: &[Verdict]) {
     let now = monotonic();
     let mut verdicts = verdicts.iter();
-    for (held, done) in batch.runs() {
+    for RunDone { run, done } in &batch.runs {
+        let release = Release::at(run, now);
         for (done, verdict) in done.iter().zip(&mut verdicts) {
-            close_one(pool, held, done, *verdict, now);
+            close_one(pool, run, done, *verdict, release);
         }
-        pool.end_all(held, done.iter().map(|done| done.index));
+        pool.end_all(run, done.iter().map(|done| done.index));
     }
 }
 
-fn close_one(pool: &Pool, held: &Held, done: &Done, verdict: Verdict, now: Instant) {
-    let Done {
-        index,
-        outcome,
-        times,
-    } = done;
+fn close_one(pool: &Pool, held: &Held, done: &Done, verdict: Verdict, release: Release) {
+    let Done { index, outcome } = done;
     let lease = &held.leases[*index];
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
     match verdict {
@@ -343,14 +337,7 @@ fn close_one(pool: &Pool, held: &Held, done: &Done, verdict: Verdict, now: Insta
             }
             if let Some(kind) = lease.kind {
                 let meter = &pool.kinds[kind].meters[held.queue];
-                times.record(meter);
-                let left = held.deadline().saturating_duration_since(now);
-                let release = Release {
-                    held: now - held.claimed,
-                    margin: left.as_secs_f64() / held.grant.term.as_secs_f64(),
-                    attempt: job.attempt(),
-                };
-                meter.released(outcome, cancel, &release);
+                meter.released(outcome, cancel, job.attempt(), release);
             }
             pool.observers.emit(|| Event::Settled {
                 queue,
@@ -374,6 +361,16 @@ fn close_one(pool: &Pool, held: &Held, done: &Done, verdict: Verdict, now: Insta
     }
 }
 
+impl Release {
+    fn at(held: &Held, now: Instant) -> Self {
+        let left = held.deadline().saturating_duration_since(now);
+        Self {
+            held: now - held.claimed,
+            margin: left.as_secs_f64() / held.grant.term.as_secs_f64(),
+        }
+    }
+}
+
 impl Times {
     fn record(&self, meter: &KindMeter) {
         if let Some(waited) = self.waited {
@@ -386,7 +383,7 @@ impl Times {
 /// A slot is done with a lease.
 pub(crate) fn hand_in(
     pool: &Pool,
-    held: Arc<Run>,
+    held: &Arc<Run>,
     index: usize,
     ran: Ran,
     slot: usize,
@@ -395,9 +392,12 @@ pub(crate) fn hand_in(
     let at = held.queue;
     let lease = &held.leases[index];
     lease.hand_in();
+    if let Some(kind) = lease.kind {
+        times.record(&pool.kinds[kind].meters[at]);
+    }
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
     if let Some(verdict) = lease.completed() {
-        return completed(pool, &held, index, &ran, slot, times, verdict);
+        return completed(pool, held, index, &ran, slot, times, verdict);
     }
     let stopped = lease.stopped();
     // One that ran out before its handler began goes back: nobody worked under it, the receipt
@@ -420,18 +420,11 @@ pub(crate) fn hand_in(
         outcome: outcome.as_ref(),
     });
     let Some(outcome) = outcome else {
-        if let Some(kind) = lease.kind {
-            times.record(&pool.kinds[kind].meters[at]);
-        }
         pool.outbox.push(slot, at, times, None);
-        pool.end(&held, index);
+        pool.end(held, index);
         return;
     };
-    let done = Done {
-        index,
-        outcome,
-        times,
-    };
+    let done = Done { index, outcome };
     pool.outbox.push(slot, at, times, Some((held, done)));
 }
 
@@ -439,7 +432,7 @@ pub(crate) fn hand_in(
 /// nothing left to settle, whatever the handler did afterwards.
 fn completed(
     pool: &Pool,
-    held: &Arc<Run>,
+    held: &Held,
     index: usize,
     ran: &Ran,
     slot: usize,
@@ -462,12 +455,8 @@ fn completed(
         outcome: Some(&outcome),
     });
     pool.outbox.push(slot, at, times, None);
-    let done = Done {
-        index,
-        outcome,
-        times,
-    };
-    close_one(pool, held, &done, verdict, monotonic());
+    let done = Done { index, outcome };
+    close_one(pool, held, &done, verdict, Release::at(held, monotonic()));
 }
 
 /// What a run's end means for the lease. Pure. None: settle nothing.

@@ -280,7 +280,13 @@ impl KindMeter {
     }
 
     /// A lease ended in the hands of its holder.
-    pub(crate) fn released(&self, outcome: &Outcome, cancelled: bool, release: &Release) {
+    pub(crate) fn released(
+        &self,
+        outcome: &Outcome,
+        cancelled: bool,
+        attempt: u32,
+        release: Release,
+    ) {
         match outcome {
             Outcome::Retry { .. } | Outcome::Surrender { .. } if cancelled => &self.cancelled,
             Outcome::Complete { .. } => &self.complete,
@@ -291,7 +297,7 @@ impl KindMeter {
         .increment(1);
         self.held.record(release.held.as_secs_f64());
         self.margin.record(release.margin);
-        self.attempts.record(f64::from(release.attempt));
+        self.attempts.record(f64::from(attempt));
     }
 
     pub(crate) fn lost(&self, why: LostWhy) {
@@ -304,11 +310,11 @@ impl KindMeter {
     }
 }
 
-/// What is measured when a lease is released.
+/// What is measured when leases of one grant are released together.
+#[derive(Clone, Copy)]
 pub(crate) struct Release {
     pub(crate) held: Duration,
     pub(crate) margin: f64,
-    pub(crate) attempt: u32,
 }
 
 /// How a worker found out that a lease is not its own any longer.

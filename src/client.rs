@@ -8,7 +8,7 @@ use tracing::Instrument as _;
 
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::inspect::{
-    self, AuditView, JobView, LeaseFilter, LeaseView, Ledger, Page, Paged, QueueView,
+    self, AuditView, JobView, LeaseFilter, LeaseView, Ledger, Page, Paged, ParkedView, QueueView,
 };
 use crate::job::{Job, JobId, JobState, Namespace, NewJob, QueueName};
 use crate::lifecycle::enqueue::{Enqueuer, no_answer};
@@ -207,6 +207,14 @@ impl Client {
         page: Page,
     ) -> Result<Paged<JobView>> {
         inspect::jobs(&**self.store(), queue, state, page).await
+    }
+
+    /// A page of the exclusive keys that jobs of a queue are parked behind.
+    ///
+    /// # Errors
+    /// As [`Store::inspect`].
+    pub async fn parked(&self, queue: QueueName, page: Page) -> Result<Paged<ParkedView>> {
+        inspect::parked(&**self.store(), queue, page).await
     }
 
     /// A page of the commands on record, newest first.

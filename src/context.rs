@@ -178,21 +178,26 @@ impl Context {
             }
             // A later one of this handler's own got there first.
             Some(Checkpointed::Behind { .. }) => Ok(()),
-            Some(Checkpointed::Fenced) | None => {
-                self.pool().queues[self.held.queue]
-                    .meter
-                    .checkpoint_fenced();
-                let verb = Verb::Checkpoint;
-                self.pool().observers.emit(|| Event::Fenced {
-                    verb,
-                    queue,
-                    job,
-                    token,
-                });
-                self.lease().stop(Stop::Fenced);
-                Err(Failure::lost())
-            }
+            Some(Checkpointed::Fenced) | None => Err(self.refused(Verb::Checkpoint)),
         }
+    }
+
+    /// The store refused a call of the handler: the lease is somebody else's.
+    pub(crate) fn refused(&self, verb: Verb) -> Failure {
+        let (queue, job, token) = (self.queue(), self.job_id(), self.token());
+        let meter = &self.pool().queues[self.held.queue].meter;
+        match verb {
+            Verb::Checkpoint => meter.checkpoint_fenced(),
+            _ => meter.settle_fenced(),
+        }
+        self.pool().observers.emit(|| Event::Fenced {
+            verb,
+            queue,
+            job,
+            token,
+        });
+        self.lease().stop(Stop::Fenced);
+        Failure::lost()
     }
 
     /// The scope under which this lease is fenced: the job's exclusive key if it has one, else the

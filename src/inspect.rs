@@ -10,7 +10,7 @@ use tracing::Instrument as _;
 
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
-use crate::job::{JobId, JobRecord, JobState, Kind, QueueName};
+use crate::job::{JobId, JobRecord, JobState, Key, Kind, QueueName};
 use crate::lease::{Cause, FencingToken, LeaseEnd, Progress};
 use crate::store::Store;
 
@@ -34,6 +34,13 @@ pub enum Query {
         queue: QueueName,
         /// Their state.
         state: JobState,
+        /// Which part of them.
+        page: Page,
+    },
+    /// The exclusive keys of a queue that jobs are parked behind: [`View::Parked`].
+    Parked {
+        /// The queue.
+        queue: QueueName,
         /// Which part of them.
         page: Page,
     },
@@ -83,6 +90,8 @@ pub enum View {
     Leases(Paged<LeaseView>),
     /// A page of jobs.
     Jobs(Paged<JobView>),
+    /// A page of keys, each once; by key within a partition of the queue.
+    Parked(Paged<ParkedView>),
     /// One job, if it is there.
     Job(Option<Box<JobView>>),
     /// A page of the audit trail.
@@ -290,6 +299,20 @@ pub struct JobView {
     pub settled_at: Option<Timestamp>,
 }
 
+/// One exclusive key, and how many jobs wait behind the one that has it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ParkedView {
+    /// The key.
+    pub key: Key,
+    /// How many are parked behind it; [`MOST`](Self::MOST) stands for that many or more.
+    pub jobs: u64,
+}
+
+impl ParkedView {
+    /// As far as the jobs behind a key are counted: looking must stay cheap.
+    pub const MOST: u64 = 10_000;
+}
+
 /// One command on record.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct AuditView {
@@ -361,6 +384,14 @@ pub async fn jobs(
     }
 }
 
+/// A page of the exclusive keys that jobs of a queue are parked behind.
+pub async fn parked(store: &dyn Store, queue: QueueName, page: Page) -> Result<Paged<ParkedView>> {
+    match ask(store, Query::Parked { queue, page }).await? {
+        View::Parked(keys) => Ok(keys),
+        other => Err(mismatch(&other)),
+    }
+}
+
 /// One job.
 pub async fn job(store: &dyn Store, id: JobId) -> Result<Option<Box<JobView>>> {
     match ask(store, Query::Job(id)).await? {
@@ -382,6 +413,7 @@ fn mismatch(view: &View) -> Error {
         View::Queues(_) => "queues",
         View::Leases(_) => "leases",
         View::Jobs(_) => "jobs",
+        View::Parked(_) => "parked",
         View::Job(_) => "job",
         View::Audit(_) => "audit",
     };

@@ -54,6 +54,7 @@
 //! | `job.rs`, `names.rs`, `lease.rs`, `retry.rs` | data and pure rules: jobs, their names and limits, tokens, receipts and terms, waits |
 //! | `handler.rs`, `context.rs` | what the user writes, and what it is given |
 //! | `transaction/` | effect, checkpoint and settlement in the handler's own transaction |
+//! | `one_step.rs` | effect and settlement in one script of a Redis server |
 //! | `worker.rs` | the one place that wires the parts of a pool together |
 //! | `lifecycle/` | one file per verb: `enqueue`, `claim`, `run`, `renew`, `fence`, `settle`, `expire`, `prune`; `mod.rs` has the transition table |
 //! | `store/` | the [`Store`] trait, and a folder per store with the same verb-named files |
@@ -89,6 +90,8 @@ pub mod clock;
 mod context;
 #[cfg(feature = "dashboard")]
 pub mod dashboard;
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "redis"))]
+mod ending;
 mod error;
 pub mod executor;
 pub mod fence;
@@ -102,6 +105,8 @@ pub mod lease;
 pub mod lifecycle;
 mod names;
 pub mod observe;
+#[cfg(feature = "redis")]
+mod one_step;
 pub mod retry;
 pub mod store;
 #[cfg(feature = "testing")]

@@ -495,11 +495,14 @@ fn settling(pool: &Pool) -> bool {
 async fn measure(pool: Arc<Pool>) {
     const EVERY: Duration = Duration::from_secs(5);
     loop {
-        let before = monotonic();
         tokio::time::sleep(EVERY).await;
-        let capacity = before.elapsed().as_secs_f64() * pool.slots as f64;
+        let now = monotonic();
+        let before = pool.outbox.measure(now);
+        let capacity = (now - before).as_secs_f64() * pool.slots as f64;
         for (number, queue) in pool.queues.iter().enumerate() {
-            let busy = pool.outbox.take_busy(number);
+            // A run of an hour is busy for an hour, not at its end.
+            let running = pool.board.running(number, before, now);
+            let busy = pool.outbox.take_busy(number) + running;
             queue.meter.utilization(busy.as_secs_f64() / capacity);
         }
         pool.meter

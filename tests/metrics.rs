@@ -21,6 +21,23 @@ impl Job for Step {
     const KIND: &'static str = "step";
 }
 
+/// Runs until it is told to stop.
+#[derive(Serialize, Deserialize)]
+struct Vigil;
+
+impl Job for Vigil {
+    const KIND: &'static str = "vigil";
+    const QUEUE: &'static str = "vigils";
+}
+
+async fn vigil(_: Vigil, ctx: Context) -> Result<(), Failure> {
+    while !ctx.is_cancelled() {
+        ctx.progress(0, None, "still here");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}
+
 /// Every name.
 const ALL: &[&str] = &[
     names::JOBS_ENQUEUED,
@@ -73,6 +90,7 @@ async fn worked() -> Client {
     jobs[0] = jobs[0].clone().unique("once").unwrap();
     client.enqueue_all(jobs.clone()).await.unwrap();
     client.enqueue_new(jobs[0].clone()).await.unwrap();
+    client.enqueue(&Vigil).await.unwrap();
     let handler = |job: Step, ctx: Context| async move {
         match (job.n, ctx.attempt()) {
             (1, 1) => Err(Failure::from("again")),
@@ -94,6 +112,10 @@ async fn worked() -> Client {
     client
         .worker()
         .handle(handler)
+        .handle(vigil)
+        .queue("default")
+        .queue("vigils")
+        .slots(4)
         .terms(LeaseTerms::of_term(Duration::from_millis(600)))
         .stall_limit(Duration::from_millis(300))
         .retry(RetryPolicy::constant(Duration::from_millis(1)))
@@ -137,8 +159,14 @@ async fn every_metric_is_in_a_scrape() {
             .copied()
             .unwrap_or_else(|| panic!("{name}\n{text}"))
     };
+    // One of four slots, all the time, though its run had not ended when it was measured.
+    let busy = value(r#"leasehold_utilization_ratio{queue="vigils"}"#);
+    assert!(busy > 0.02 && busy <= 0.26, "{busy}");
+
     let step = r#"queue="default",kind="step""#;
-    let ledger = client.ledger().await.unwrap();
+    let queues = client.queues().await.unwrap();
+    let ledger = &queues.iter().find(|view| view.queue.as_str() == "default");
+    let ledger = ledger.unwrap().ledger;
     assert_eq!((ledger.granted, ledger.completed), (6, 4));
     assert_eq!((ledger.retried, ledger.expired_stalled), (1, 1));
     let granted = value(&format!("leasehold_leases_granted_total{{{step}}}"));
@@ -179,5 +207,13 @@ async fn every_metric_is_in_a_scrape() {
     ] {
         let found = value(&name);
         assert!((found - count).abs() < 0.5, "{name} is {found}");
+    }
+}
+
+#[test]
+fn every_metric_is_in_the_guide() {
+    let guide = include_str!("../src/guide/operations.md");
+    for name in ALL {
+        assert!(guide.contains(&format!("`{name}`")), "{name}");
     }
 }

@@ -1,9 +1,12 @@
 //! `leasehold queues`: what waits, and the tap.
 
+use serde_json::json;
+
 use super::act::{self, By, Consent};
-use super::list::Listing;
+use super::list::{Limit, Listing, Reader, Row};
 use super::{Cli, Done, Trouble, out, stats};
-use crate::inspect::QueueView;
+use crate::Client;
+use crate::inspect::{ParkedView, QueueView};
 use crate::job::{JobState, QueueName, limits};
 use crate::store::{Command, Controlled, Select};
 
@@ -11,6 +14,8 @@ use crate::store::{Command, Controlled, Select};
 pub(super) enum Args {
     /// List the queues
     Ls,
+    /// List the exclusive keys that jobs wait behind, those with the most jobs first
+    Parked(Parked),
     /// Grant nothing more from a queue; what is leased goes on
     Pause(One),
     /// Grant again
@@ -25,6 +30,14 @@ pub(super) struct One {
     queue: QueueName,
     #[command(flatten)]
     by: By,
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Parked {
+    /// The queue
+    queue: QueueName,
+    #[command(flatten)]
+    limit: Limit,
 }
 
 #[derive(Debug, clap::Args)]
@@ -57,6 +70,7 @@ pub(super) async fn run(args: &Args, cli: &Cli) -> Done {
     let client = cli.open_existing().await?;
     match args {
         Args::Ls => list(cli, &client.queues().await?),
+        Args::Parked(args) => parked(args, cli, &client).await,
         Args::Pause(one) => {
             act::known(&client, &one.queue).await?;
             let answer = one
@@ -101,6 +115,30 @@ pub(super) async fn run(args: &Args, cli: &Cli) -> Done {
             act::report(cli, "purge", &sum)
         }
     }
+}
+
+async fn parked(args: &Parked, cli: &Cli, client: &Client) -> Done {
+    act::known(client, &args.queue).await?;
+    let mut keys: Vec<ParkedView> = Vec::new();
+    let page = |page| client.parked(args.queue.clone(), page);
+    let take = |view| {
+        keys.push(view);
+        Ok(Row::Shown)
+    };
+    Reader::all().read(page, take).await?;
+    keys.sort_by(|a, b| b.jobs.cmp(&a.jobs).then_with(|| a.key.cmp(&b.key)));
+    let mut listing = Listing::new(cli.output, "keys", &["key", "parked"]);
+    let most = args.limit.rows();
+    for view in keys.iter().take(most) {
+        let or_more = if view.jobs == ParkedView::MOST {
+            "+"
+        } else {
+            ""
+        };
+        let cells = || vec![view.key.to_string(), format!("{}{or_more}", view.jobs)];
+        listing.row(|| json!({ "key": view.key, "jobs": view.jobs }), cells)?;
+    }
+    listing.end(keys.len() > most)
 }
 
 const HEADER: &[&str] = &[

@@ -169,24 +169,35 @@ fn hints(seen: &Snapshot, study: &Study) -> Html {
         }
         hints.push(("expired", text));
     }
-    if ledger.expired_stalled > 0 {
-        hints.push((
-            "expired",
-            format!(
-                "{} lapsed because their handlers showed no progress. Call progress() more often in long loops, or raise the stall limit of those jobs.",
-                count(ledger.expired_stalled, "lease")
-            ),
-        ));
-    }
-    if ledger.expired_lifetime > 0 {
-        hints.push((
-            "expired",
-            format!(
-                "{} reached the maximum lifetime. Raise it for those jobs, or cut the work into parts and save a checkpoint after each.",
-                count(ledger.expired_lifetime, "lease")
-            ),
-        ));
-    }
+    let mut tell = |class, number, what: &str, words: &str| {
+        if number > 0 {
+            hints.push((class, format!("{} {words}", count(number, what))));
+        }
+    };
+    tell(
+        "expired",
+        ledger.expired_stalled,
+        "lease",
+        "lapsed because their handlers showed no progress. Call progress() more often in long loops, or raise the stall limit of those jobs.",
+    );
+    tell(
+        "expired",
+        ledger.expired_lifetime,
+        "lease",
+        "reached the maximum lifetime. Raise it for those jobs, or cut the work into parts and save a checkpoint after each.",
+    );
+    tell(
+        "late",
+        ledger.late,
+        "settlement",
+        "came after the deadline and before anybody else had the job. It went well, this time.",
+    );
+    tell(
+        "revoked",
+        ledger.fenced,
+        "call",
+        "of holders that had been replaced were refused. That is the fence at work; it follows from the expiries.",
+    );
     for (queue, holds) in &study.holds {
         let (Some(term), false) = (holds.term, holds.held.is_empty()) else {
             continue;
@@ -210,24 +221,6 @@ fn hints(seen: &Snapshot, study: &Study) -> Html {
             format!(
                 "Right now {} of {} live leases have less than half their term left: a renewal is overdue. If it stays so, workers or store are overloaded.",
                 study.late, study.live
-            ),
-        ));
-    }
-    if ledger.late > 0 {
-        hints.push((
-            "late",
-            format!(
-                "{} came after the deadline and before anybody else had the job. It went well, this time.",
-                count(ledger.late, "settlement")
-            ),
-        ));
-    }
-    if ledger.fenced > 0 {
-        hints.push((
-            "revoked",
-            format!(
-                "{} of holders that had been replaced were refused. That is the fence at work; it follows from the expiries.",
-                count(ledger.fenced, "call")
             ),
         ));
     }
@@ -268,87 +261,77 @@ fn causes(ledger: &Ledger) -> Html {
     )
 }
 
+/// A histogram with a word about it; without anything to show, a word about that.
+fn card(title: &str, class: &str, rows: &[(String, u64)], of: &str, words: &str) -> Html {
+    let body = if rows.iter().all(|(_, number)| *number == 0) {
+        html!(r#"<p class="empty">{}</p>"#, words)
+    } else {
+        let bars = chart::histogram(class, rows, of);
+        html!(r#"{}<p class="note">{}</p>"#, bars, words)
+    };
+    html!(
+        r#"<section class="card"><h2>{}</h2>{}</section>"#,
+        title,
+        body
+    )
+}
+
 fn margins(study: &Study) -> Html {
-    let mut html = html!(r#"<section class="card"><h2>Margin now</h2>"#);
-    if study.live == 0 {
-        put!(
-            html,
-            r#"<p class="empty">No live leases to measure.</p></section>"#
-        );
-        return html;
-    }
-    let rows: Vec<(String, u64)> = (0..10)
-        .map(|tenth| {
-            (
-                format!("{}–{} %", tenth * 10, tenth * 10 + 10),
-                study.margins[tenth],
-            )
-        })
-        .collect();
-    put!(
-        html,
-        r#"{}<p class="note">The share of the term that is left, of the {} that expire first. Renewed at a third, a healthy one stays above 60 %.</p></section>"#,
-        chart::histogram("live", &rows, "lease"),
-        count(study.live, "live lease")
-    );
-    html
+    let bar =
+        |(tenth, leases): (usize, &u64)| (format!("{}–{} %", tenth * 10, tenth * 10 + 10), *leases);
+    let rows: Vec<(String, u64)> = study.margins.iter().enumerate().map(bar).collect();
+    let words = match study.live {
+        0 => "No live leases to measure.".to_owned(),
+        live => format!(
+            "The share of the term that is left, of the {} that expire first. Renewed at a third, a healthy one stays above 60 %.",
+            count(live, "live lease")
+        ),
+    };
+    card("Margin now", "live", &rows, "lease", &words)
 }
 
 fn attempts(study: &Study) -> Html {
-    let mut html = html!(r#"<section class="card"><h2>Attempts</h2>"#);
-    if study.attempts.iter().all(|jobs| *jobs == 0) {
-        put!(
-            html,
-            r#"<p class="empty">No jobs to look at.</p></section>"#
-        );
-        return html;
-    }
-    let rows: Vec<(String, u64)> = study
-        .attempts
-        .iter()
-        .enumerate()
-        .map(|(at, jobs)| {
-            let more = if at + 1 == ATTEMPTS { " or more" } else { "" };
-            (format!("{}{more}", at + 1), *jobs)
-        })
-        .collect();
-    put!(
-        html,
-        r#"{}<p class="note">Jobs that are leased, dead, waiting for a retry, or retained, up to {} of each and queue. An attempt is one more than failures and expiries.</p></section>"#,
-        chart::histogram("leased", &rows, "job"),
-        JOBS
-    );
-    html
+    let bar = |(at, jobs): (usize, &u64)| {
+        let more = if at + 1 == ATTEMPTS { " or more" } else { "" };
+        (format!("{}{more}", at + 1), *jobs)
+    };
+    let rows: Vec<(String, u64)> = study.attempts.iter().enumerate().map(bar).collect();
+    let words = if study.attempts == [0; ATTEMPTS] {
+        "No jobs to look at.".to_owned()
+    } else {
+        format!(
+            "Jobs that are leased, dead, waiting for a retry, or retained, up to {JOBS} of each and queue. An attempt is one more than failures and expiries."
+        )
+    };
+    card("Attempts", "leased", &rows, "job", &words)
 }
 
-/// The margin at release, if the workers of this process measure it.
+/// The margins at release that workers of this process have measured.
+#[cfg(feature = "prometheus")]
+fn released(study: &Study) -> Vec<(String, u64)> {
+    let measured = study.measured.iter().flat_map(|measured| &measured.margin);
+    let mut before = 0;
+    let bar = measured.map(|(edge, below)| {
+        let within = below.saturating_sub(before);
+        before = *below;
+        (format!("≤ {:.0} %", edge * 100.0), within)
+    });
+    bar.collect()
+}
+
+#[cfg(not(feature = "prometheus"))]
+fn released(_: &Study) -> Vec<(String, u64)> {
+    Vec::new()
+}
+
 fn at_release(study: &Study) -> Html {
-    let mut html = html!(r#"<section class="card"><h2>Margin at release</h2>"#);
-    #[cfg(feature = "prometheus")]
-    if let Some(measured) = study.measured.as_ref().filter(|m| !m.margin.is_empty()) {
-        let mut before = 0;
-        let rows: Vec<(String, u64)> = measured
-            .margin
-            .iter()
-            .map(|(edge, below)| {
-                let within = below.saturating_sub(before);
-                before = *below;
-                (format!("≤ {:.0} %", edge * 100.0), within)
-            })
-            .collect();
-        put!(
-            html,
-            r#"{}<p class="note">Time left ÷ term when the holder settled, as measured by the workers of this process.</p></section>"#,
-            chart::histogram("released", &rows, "lease")
-        );
-        return html;
-    }
-    let _ = study;
-    put!(
-        html,
-        r#"<p class="empty">Measured by workers: <code>leasehold_lease_margin_ratio</code> in their scrape. Shown here when the dashboard runs in a worker’s process.</p></section>"#
-    );
-    html
+    let rows = released(study);
+    let words = if rows.is_empty() {
+        "Known to workers only: leasehold_lease_margin_ratio in their scrape. Shown here when the dashboard runs in a worker’s process."
+    } else {
+        "Time left ÷ term when the holder settled, as measured by the workers of this process."
+    };
+    card("Margin at release", "released", &rows, "lease", words)
 }
 
 fn holds(study: &Study) -> Html {

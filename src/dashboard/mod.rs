@@ -168,6 +168,7 @@ impl Dashboard {
             fleet: Cached::new(self.refresh * 2),
             dead: Cached::new(self.refresh * 2),
             study: Cached::new(self.refresh * 5),
+            parked: Cached::new(self.refresh * 5),
         });
         app.start();
         let screen = |screen: Screen| get(move |asked: page::Asked| page::page(screen, asked));
@@ -244,6 +245,7 @@ struct App {
     fleet: Cached<workers::Fleet>,
     dead: Cached<dead::Groups>,
     study: Cached<expiry::Study>,
+    parked: Cached<queues::Parked>,
 }
 
 impl App {

@@ -3,14 +3,17 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use super::App;
 use super::chart;
 use super::html::{Html, html, put, query};
 use super::page::{Asked, Shown, Trouble};
-use super::watch::Point;
+use super::watch::{Point, Snapshot};
 use super::words::{count, grouped, percent, rate, short};
-use crate::inspect::QueueView;
-use crate::job::JobState;
+use crate::inspect::{self, Page, ParkedView, QueueView};
+use crate::job::{JobState, QueueName, clip};
 
+/// Bytes of a key that are shown.
+const KEY_BYTES: usize = 40;
 /// Rows on one page. Beyond it, the rest by name.
 const ROWS: usize = 100;
 
@@ -23,6 +26,8 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
         return Ok(Shown::new("Queues", Html::new(), live));
     }
     let measured = measured(asked);
+    let app = &asked.app;
+    let parked = app.parked.get(async || parked(app, &seen).await).await?;
     let after = asked.params.after.as_deref().unwrap_or_default();
     let mut rest = seen
         .queues
@@ -36,7 +41,7 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
         count(seen.queues.len() as u64, "queue")
     );
     for view in &shown {
-        put!(live, "{}", row(asked, view, &measured));
+        put!(live, "{}", row(asked, view, &measured, &parked));
     }
     let all = Some(seen.queues.len() as u64);
     put!(
@@ -61,7 +66,28 @@ fn measured(asked: &Asked) -> HashMap<String, f64> {
     HashMap::new()
 }
 
-fn row(asked: &Asked, view: &QueueView, measured: &HashMap<String, f64>) -> Html {
+/// The keys with the most parked jobs, by queue.
+pub(super) type Parked = HashMap<QueueName, Vec<ParkedView>>;
+
+/// Keys of a queue that are looked at, and that are shown.
+const KEYS: usize = 1_000;
+const TOP_KEYS: usize = 3;
+
+async fn parked(app: &App, seen: &Snapshot) -> crate::Result<Parked> {
+    let mut parked = Parked::new();
+    let blocked = seen.queues.iter().filter(|view| view.counts.parked > 0);
+    for view in blocked.take(ROWS) {
+        let store = &**app.client.store();
+        let keys = inspect::parked(store, view.queue.clone(), Page::first(KEYS)).await?;
+        let mut keys = keys.rows;
+        keys.sort_by(|a, b| b.jobs.cmp(&a.jobs).then_with(|| a.key.cmp(&b.key)));
+        keys.truncate(TOP_KEYS);
+        parked.insert(view.queue.clone(), keys);
+    }
+    Ok(parked)
+}
+
+fn row(asked: &Asked, view: &QueueView, measured: &HashMap<String, f64>, parked: &Parked) -> Html {
     let (recent, points) = asked
         .app
         .watch
@@ -85,7 +111,7 @@ fn row(asked: &Asked, view: &QueueView, measured: &HashMap<String, f64>) -> Html
     put!(
         html,
         "</th>{}<td>{}</td>",
-        depth(asked, view),
+        depth(asked, view, parked),
         chart::spark(&points)
     );
     put!(
@@ -144,7 +170,7 @@ fn row(asked: &Asked, view: &QueueView, measured: &HashMap<String, f64>) -> Html
     html
 }
 
-fn depth(asked: &Asked, view: &QueueView) -> Html {
+fn depth(asked: &Asked, view: &QueueView, parked: &Parked) -> Html {
     let counts = &view.counts;
     let words = format!(
         "{} ready, {} leased, {} scheduled, {} dead",
@@ -181,6 +207,20 @@ fn depth(asked: &Asked, view: &QueueView) -> Html {
             r#"<li class="faint">{} behind their key</li>"#,
             grouped(counts.parked)
         );
+        for key in parked.get(&view.queue).into_iter().flatten() {
+            let more = if key.jobs == ParkedView::MOST {
+                "+"
+            } else {
+                ""
+            };
+            put!(
+                html,
+                r#"<li class="faint key">{}{} behind <b>{}</b></li>"#,
+                grouped(key.jobs),
+                more,
+                clip(key.key.as_str(), KEY_BYTES)
+            );
+        }
     }
     put!(html, "</ul></td>");
     html

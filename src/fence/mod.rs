@@ -59,6 +59,8 @@ use crate::job::{at_most, limits};
 use crate::lease::FencingToken;
 use crate::observe::metrics;
 
+#[cfg(feature = "redis")]
+pub(crate) mod commands;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod file;

@@ -5,6 +5,9 @@
 //! fails half way is not rolled back by the server, so whatever could fail is looked at before the
 //! first write.
 //!
+//! Where the data can lie beside the queue, [`Context::complete_with`](crate::Context::complete_with)
+//! goes further: it runs the commands and completes the job in one step.
+//!
 //! ```no_run
 //! # use leasehold::fence::redis::{Commands, RedisFence};
 //! # use leasehold::{Context, Failure};
@@ -26,18 +29,21 @@
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use redis::aio::ConnectionLike;
 use redis::{RedisError, Script, Value};
 
-use super::{Fence, FenceError, Op, Scope, Stale, operation_name};
+pub use super::commands::Commands;
+use super::{Fence, FenceError, Op, Scope, Stale, commands, operation_name};
 use crate::error::{Error, ErrorKind};
 use crate::job::{at_most, limits};
 use crate::lease::FencingToken;
 
-static RUN: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("redis.lua")));
+static RUN: LazyLock<Script> = LazyLock::new(|| {
+    let parts = ["#!lua\n", commands::LUA, include_str!("redis.lua")];
+    Script::new(&parts.concat())
+});
 static PRUNE: LazyLock<Script> = LazyLock::new(|| Script::new(PRUNE_LUA));
 
 /// The scopes to forget are found by the caller, so that the keys of their operations can be named;
@@ -58,10 +64,6 @@ return 'done'";
 
 /// Scopes forgotten in one step: bounds how long it holds the server.
 const PRUNE_STEP: isize = 500;
-/// Commands in one step.
-const COMMANDS: usize = 1_000;
-/// Bytes of keys and arguments in one step.
-const BYTES: usize = limits::CALL_BYTES;
 
 /// Keys with one hash tag, under a fence. Clones share them.
 #[derive(Clone)]
@@ -149,26 +151,6 @@ impl<C: ConnectionLike + Clone + Send + Sync> RedisFence<C> {
     fn done(&self, scope: &str) -> String {
         self.key(format_args!("fence:done:{scope}"))
     }
-
-    /// Checks that a key is in the fence's slot, and not the fence's own.
-    fn check_key(&self, key: &str) -> Result<(), Error> {
-        let tag = key
-            .split_once('{')
-            .and_then(|(_, rest)| rest.split_once('}'));
-        if tag.is_none_or(|(tag, _)| tag != &*self.tag) {
-            let limit = format!("keys with {{{}}} in them", self.tag);
-            return Err(Error::invalid("key", format!("{key:?}"), limit));
-        }
-        if key.starts_with(&self.key("fence:")) {
-            let found = format!("{key:?}");
-            return Err(Error::invalid(
-                "key",
-                found,
-                "keys that are not the fence's",
-            ));
-        }
-        Ok(())
-    }
 }
 
 #[async_trait]
@@ -196,7 +178,11 @@ impl<C: ConnectionLike + Clone + Send + Sync> Opened<C> {
     /// [`Stale`](FenceError::Stale) if the keys have been opened for a larger token since, and
     /// `InvalidInput` if one of the commands could fail: nothing was changed. Others: unknown.
     pub async fn run_all(&mut self, commands: Commands) -> Result<Vec<Value>, FenceError> {
-        let op = if commands.writes { Op::Write } else { Op::Read };
+        let op = if commands.writes() {
+            Op::Write
+        } else {
+            Op::Read
+        };
         Ok(self.run(op, None, commands).await?.unwrap_or_default())
     }
 
@@ -221,14 +207,9 @@ impl<C: ConnectionLike + Clone + Send + Sync> Opened<C> {
         commands: Commands,
     ) -> Result<Option<Vec<Value>>, FenceError> {
         exact(self.token)?;
-        let list = commands.list;
-        at_most("commands", list.len(), COMMANDS, "commands in a step")?;
-        let length = |command: &Command| {
-            command.key.len() + command.args.iter().map(Vec::len).sum::<usize>()
-        };
-        let weight = list.iter().map(length).sum();
-        at_most("commands", weight, BYTES, "bytes in a step")?;
         let fence = &self.fence;
+        let own = fence.key("fence:");
+        commands.check(&fence.tag, |key| key.starts_with(&own))?;
         let mut call = RUN.prepare_invoke();
         call.key(fence.key("fence:marks"));
         call.key(fence.key("fence:floor"));
@@ -236,13 +217,11 @@ impl<C: ConnectionLike + Clone + Send + Sync> Opened<C> {
         call.arg(self.scope.as_str()).arg(self.token.get());
         call.arg(if once.is_some() { "once" } else { "always" });
         call.arg(once.unwrap_or_default());
-        for command in &list {
-            fence.check_key(&command.key)?;
-            call.key(&command.key);
-            call.arg(command.name).arg(command.args.len());
-            for arg in &command.args {
-                call.arg(arg);
-            }
+        for key in commands.keys() {
+            call.key(key);
+        }
+        for arg in commands.args() {
+            call.arg(arg);
         }
         let mut connection = fence.connection.clone();
         let said: Vec<Value> = call.invoke_async(&mut connection).await.map_err(trouble)?;
@@ -257,111 +236,10 @@ impl<C: ConnectionLike + Clone + Send + Sync> Opened<C> {
             }
             _ => {
                 let (number, why): (usize, String) = (read(said.next())?, read(said.next())?);
-                let name = list.get(number.wrapping_sub(1)).map_or("?", |c| c.name);
-                let found = format!("{name} as number {number}");
-                Err(Error::invalid("commands", found, format!("none that fails: {why}")).into())
+                Err(commands.refused(number, &why).into())
             }
         }
     }
-}
-
-/// Commands to run in one step, from the list of those that can be fenced.
-///
-/// A key that one of them deletes cannot be used by a later one, and a counter that one of them
-/// writes cannot be counted on by a later one: what could fail must be known before the first write.
-#[derive(Clone, Default, Debug)]
-#[must_use]
-pub struct Commands {
-    list: Vec<Command>,
-    writes: bool,
-}
-
-#[derive(Clone, Debug)]
-struct Command {
-    name: &'static str,
-    key: String,
-    args: Vec<Vec<u8>>,
-}
-
-macro_rules! commands {
-    ($($(#[$doc:meta])* $kind:ident $method:ident($($arg:ident: $type:ty => $shown:ident),*) = $name:literal;)*) => {
-        impl Commands {
-            $(
-                $(#[$doc])*
-                pub fn $method(self, key: impl Into<String>, $($arg: $type),*) -> Self {
-                    let args = vec![$($shown($arg)),*];
-                    self.with(stringify!($kind) == "write", $name, key.into(), args)
-                }
-            )*
-        }
-    };
-}
-
-commands! {
-    /// `GET`: the string.
-    read get() = "GET";
-    /// `SET`: the key becomes a string.
-    write set(value: impl AsRef<[u8]> => bytes) = "SET";
-    /// `INCRBY`: adds to the counter.
-    write incr_by(by: i64 => number) = "INCRBY";
-    /// `DEL`: deletes the key.
-    write del() = "DEL";
-    /// `PEXPIRE`: deletes the key after this long.
-    write expire(after: Duration => millis) = "PEXPIRE";
-    /// `HGET`: one field of the hash.
-    read hget(field: impl AsRef<[u8]> => bytes) = "HGET";
-    /// `HGETALL`: all fields of the hash.
-    read hgetall() = "HGETALL";
-    /// `HSET`: sets a field of the hash.
-    write hset(field: impl AsRef<[u8]> => bytes, value: impl AsRef<[u8]> => bytes) = "HSET";
-    /// `HDEL`: deletes a field of the hash.
-    write hdel(field: impl AsRef<[u8]> => bytes) = "HDEL";
-    /// `HINCRBY`: adds to a counter in the hash.
-    write hincr_by(field: impl AsRef<[u8]> => bytes, by: i64 => number) = "HINCRBY";
-    /// `LPUSH`: puts a value at the head of the list.
-    write lpush(value: impl AsRef<[u8]> => bytes) = "LPUSH";
-    /// `RPUSH`: puts a value at the end of the list.
-    write rpush(value: impl AsRef<[u8]> => bytes) = "RPUSH";
-    /// `LRANGE`: a part of the list, both ends included.
-    read lrange(from: i64 => number, to: i64 => number) = "LRANGE";
-    /// `SADD`: adds a member to the set.
-    write sadd(member: impl AsRef<[u8]> => bytes) = "SADD";
-    /// `SREM`: removes a member from the set.
-    write srem(member: impl AsRef<[u8]> => bytes) = "SREM";
-    /// `SMEMBERS`: the members of the set.
-    read smembers() = "SMEMBERS";
-    /// `ZADD`: gives a member of the sorted set its score.
-    write zadd(score: i64 => number, member: impl AsRef<[u8]> => bytes) = "ZADD";
-    /// `ZREM`: removes a member from the sorted set.
-    write zrem(member: impl AsRef<[u8]> => bytes) = "ZREM";
-    /// `ZRANGE`: a part of the sorted set, both ends included.
-    read zrange(from: i64 => number, to: i64 => number) = "ZRANGE";
-}
-
-impl Commands {
-    /// None yet.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    fn with(mut self, writes: bool, name: &'static str, key: String, args: Vec<Vec<u8>>) -> Self {
-        self.list.push(Command { name, key, args });
-        self.writes |= writes;
-        self
-    }
-}
-
-fn bytes(value: impl AsRef<[u8]>) -> Vec<u8> {
-    value.as_ref().to_vec()
-}
-
-fn number(value: i64) -> Vec<u8> {
-    value.to_string().into_bytes()
-}
-
-fn millis(value: Duration) -> Vec<u8> {
-    let millis = value.min(limits::DURATION_MAX).as_millis();
-    millis.max(1).to_string().into_bytes()
 }
 
 /// The server keeps marks as doubles.

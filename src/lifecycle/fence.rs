@@ -188,13 +188,13 @@ impl HeldLease {
     }
 
     /// The handler is not done with it after all.
-    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "redis"))]
     pub(crate) fn take_back(&self) {
         self.handed_in.store(false, Ordering::Release);
     }
 
-    /// It was completed in the handler's own transaction, which is committed.
-    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    /// It was completed in one step with what the handler did.
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "redis"))]
     pub(crate) fn complete(&self, verdict: Verdict) {
         let _ = self.rare().completed.set(verdict);
     }
@@ -415,6 +415,23 @@ impl Board {
 
     pub(crate) fn grants(&self) -> Vec<Arc<Held>> {
         self.lock().values().cloned().collect()
+    }
+
+    /// How long the handlers of a queue that run now have run since a moment.
+    pub(crate) fn running(&self, queue: usize, since: Instant, now: Instant) -> Duration {
+        let grants = self.grants();
+        let of_queue = grants.iter().filter(|held| held.queue == queue);
+        let ran = |held: &Arc<Held>, lease: &HeldLease| {
+            let started = lease.started.load(Ordering::Acquire);
+            if started == 0 || lease.is_handed_in() {
+                return Duration::ZERO;
+            }
+            let started = held.pool.clock.instant(started);
+            now.saturating_duration_since(started.max(since))
+        };
+        of_queue
+            .flat_map(|held| held.leases.iter().map(move |lease| ran(held, lease)))
+            .sum()
     }
 
     /// How many leases are held, running or not.

@@ -69,6 +69,28 @@ pub(crate) struct Lane {
     waits_for_room: bool,
 }
 
+/// Lanes for calls that are made beside each other. The store remembers an answer for each, so they
+/// are used again.
+#[cfg(feature = "redis")]
+#[derive(Default)]
+pub(crate) struct SpareLanes(std::sync::Mutex<Vec<Lane>>);
+
+#[cfg(feature = "redis")]
+impl SpareLanes {
+    pub(crate) fn take(&self) -> Option<Lane> {
+        self.lock().pop()
+    }
+
+    pub(crate) fn give(&self, lane: Lane) {
+        self.lock().push(lane);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Lane>> {
+        let lanes = self.0.lock();
+        lanes.unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
 /// How a repeated call ended.
 pub(crate) enum Answer<T> {
     Known(T),

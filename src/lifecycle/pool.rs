@@ -112,6 +112,9 @@ pub(crate) struct Pool {
     pub(crate) session: Arc<Session>,
     pub(crate) enqueuer: Enqueuer,
     pub(crate) checkpoints: Arc<Merger<Checkpoint, Checkpointed>>,
+    /// For completions that take the handler's commands along.
+    #[cfg(feature = "redis")]
+    pub(crate) spare_lanes: super::lane::SpareLanes,
     pub(crate) owner: Arc<str>,
     pub(crate) task: Arc<str>,
     pub(crate) queues: Vec<PoolQueue>,
@@ -175,6 +178,8 @@ impl Pool {
             session,
             enqueuer,
             checkpoints,
+            #[cfg(feature = "redis")]
+            spare_lanes: super::lane::SpareLanes::default(),
             owner: plan.owner,
             task: plan.task,
             queues: plan.queues,

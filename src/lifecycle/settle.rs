@@ -37,6 +37,10 @@ const GATHER: Duration = Duration::from_millis(1);
 /// How long a job of unknown kind is put off: a rolling deploy will bring its handler.
 const UNKNOWN_KIND_DELAY: Duration = Duration::from_secs(30);
 
+/// A run that takes longer is measured while it lasts; a shorter one when it ends, which costs no
+/// look at the clock.
+const LONG_RUN: Duration = Duration::from_millis(10);
+
 /// Leases whose handlers have ended, and the lane to settle them.
 ///
 /// In shards, so that slots on different threads seldom meet.
@@ -46,6 +50,8 @@ pub(crate) struct Outbox {
     soon: Notify,
     /// Rings when it should not wait any longer.
     now: Notify,
+    /// Up to when long runs have been measured.
+    measured: Mutex<Instant>,
     lane: Arc<tokio::sync::Mutex<Lane>>,
 }
 
@@ -134,6 +140,7 @@ impl Outbox {
             shards: (0..slots.min(16)).map(|_| shard()).collect(),
             soon: Notify::new(),
             now: Notify::new(),
+            measured: Mutex::new(monotonic()),
             lane: Arc::new(tokio::sync::Mutex::new(lane)),
         }
     }
@@ -152,7 +159,7 @@ impl Outbox {
         let mut shard = self.shard(slot);
         if times.waited.is_some() {
             shard.finished += 1;
-            shard.busy[queue] += times.ran;
+            shard.busy[queue] += self.unmeasured(times.ran);
         }
         let Some((run, done)) = done else { return };
         shard.batch.push(run, done);
@@ -163,6 +170,21 @@ impl Outbox {
         } else if gathered == 1 {
             self.soon.notify_one();
         }
+    }
+
+    /// What no measurement has seen of a run that ends now.
+    fn unmeasured(&self, ran: Duration) -> Duration {
+        if ran < LONG_RUN {
+            return ran;
+        }
+        let measured = *self.measured.lock().unwrap_or_else(PoisonError::into_inner);
+        ran.min(measured.elapsed())
+    }
+
+    /// From now on, long runs count from here. Returns from where they counted.
+    pub(crate) fn measure(&self, now: Instant) -> Instant {
+        let mut measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut measured, now)
     }
 
     /// Sends what the slot has handed in, however little.
@@ -182,7 +204,7 @@ impl Outbox {
         self.all().map(|shard| shard.finished).sum()
     }
 
-    /// How long handlers of a queue ran since it was last asked.
+    /// How long handlers of a queue ran that ended since it was last asked.
     pub(crate) fn take_busy(&self, queue: usize) -> Duration {
         self.all()
             .map(|mut shard| std::mem::take(&mut shard.busy[queue]))

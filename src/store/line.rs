@@ -6,8 +6,8 @@ use super::bounded;
 use super::held::Held;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
-use crate::inspect::{JobView, LeaseView, Page, Paged};
-use crate::job::{JobRecord, JobState, QueueName, limits};
+use crate::inspect::{JobView, LeaseView, Page, Paged, ParkedView};
+use crate::job::{JobRecord, JobState, Key, QueueName, limits};
 use crate::lifecycle::LeaseFacts;
 
 pub(crate) const SCHEDULED: i64 = 0;
@@ -127,4 +127,17 @@ pub(crate) fn lease_view(
         cancel: facts.cancel,
         progress: facts.progress.clone(),
     }
+}
+
+/// The first key of a page of keys: the one right after the cursor's.
+pub(crate) fn after_key(page: &Page) -> Vec<u8> {
+    let after = page.after.as_ref().map(|after| format!("{after}\0"));
+    after.unwrap_or_default().into_bytes()
+}
+
+/// A row of such a page, under its cursor.
+pub(crate) fn parked_view(key: Vec<u8>, jobs: u64) -> Option<(String, ParkedView)> {
+    let text = String::from_utf8(key).ok()?;
+    let key = Key::new(&text).ok()?;
+    Some((text, ParkedView { key, jobs }))
 }

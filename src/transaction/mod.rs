@@ -23,13 +23,11 @@ use serde::Serialize;
 use crate::client::Client;
 use crate::clock::monotonic;
 use crate::context::Context;
-use crate::error::{Error, ErrorKind, Result, Verb};
+use crate::error::{Result, Verb};
 use crate::handler::Failure;
 use crate::job::{Job, NewJob, at_most, limits};
-use crate::lease::Verdict;
 use crate::lifecycle::enqueue::no_answer;
-use crate::lifecycle::fence::{HeldLease, Stop};
-use crate::observe::Event;
+use crate::lifecycle::fence::Stop;
 use crate::store::{Checkpoint, Checkpointed, Enqueued, Outcome, Settlement, Store};
 
 #[cfg(feature = "postgres")]
@@ -186,23 +184,6 @@ async fn debit(job: Debit, ctx: Context) -> Result<(), Failure> {
             },
         }
     }
-
-    fn refused(&self, verb: Verb) -> Failure {
-        let (queue, job, token) = (self.queue(), self.job_id(), self.token());
-        let meter = &self.pool().queues[self.held.queue].meter;
-        match verb {
-            Verb::Checkpoint => meter.checkpoint_fenced(),
-            _ => meter.settle_fenced(),
-        }
-        self.pool().observers.emit(|| Event::Fenced {
-            verb,
-            queue,
-            job,
-            token,
-        });
-        self.lease().stop(Stop::Fenced);
-        Failure::lost()
-    }
 }
 
 impl Client {
@@ -221,47 +202,4 @@ impl Client {
     ) -> W::Answer<Result<Vec<Enqueued>>> {
         tx.enqueue(self.store(), Ok(jobs), Ok)
     }
-}
-
-/// A lease whose end is being written. A renewal that sees the committed end must not take it for a
-/// loss; if it comes to nothing, also because the handler was dropped, the lease is taken back.
-struct Ending<'c> {
-    ctx: &'c Context,
-    over: bool,
-}
-
-impl<'c> Ending<'c> {
-    fn of(ctx: &'c Context) -> Self {
-        ctx.lease().hand_in();
-        Self { ctx, over: false }
-    }
-
-    fn lease(&self) -> &HeldLease {
-        self.ctx.lease()
-    }
-
-    /// The end is committed.
-    fn is_over(mut self, verdict: Verdict) {
-        self.over = true;
-        self.lease().complete(verdict);
-        self.ctx.pool().end(&self.ctx.held, self.ctx.index);
-    }
-}
-
-impl Drop for Ending<'_> {
-    fn drop(&mut self) {
-        if !self.over {
-            self.lease().take_back();
-        }
-    }
-}
-
-/// The store as its own type.
-fn native<'s, S: 'static>(store: &'s dyn Store, engine: &str) -> Result<&'s S> {
-    let native = store.native().and_then(|native| native.downcast_ref());
-    native.ok_or_else(|| {
-        let store = store.name();
-        let why = format!("the store is {store}, and the transaction {engine}'s");
-        Error::new(ErrorKind::Unsupported, why)
-    })
 }

@@ -7,8 +7,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio_postgres::{Client, GenericClient, Transaction};
 
-use super::{Ending, Whole, Within, native};
+use super::{Whole, Within};
 use crate::context::Context;
+use crate::ending::{Ending, native};
 use crate::error::{Result, Verb};
 use crate::handler::Failure;
 use crate::job::NewJob;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use rusqlite::Transaction;
 
-use super::{Ending, Whole, Within, native};
+use super::{Whole, Within};
 use crate::context::Context;
+use crate::ending::{Ending, native};
 use crate::error::{Result, Verb};
 use crate::fence::{FenceError, sqlite};
 use crate::handler::Failure;

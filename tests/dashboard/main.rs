@@ -5,6 +5,14 @@
 
 #[path = "../support/http.rs"]
 mod http;
+#[allow(dead_code, unused_imports, reason = "other tests use more of it")]
+#[allow(
+    clippy::unused_self,
+    clippy::format_push_string,
+    reason = "it is not this test's"
+)]
+#[path = "../support/redis/mod.rs"]
+mod redis_server;
 #[path = "../support/scene.rs"]
 mod scene;
 

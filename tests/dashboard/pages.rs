@@ -179,6 +179,37 @@ async fn payloads_names_and_errors_are_escaped_and_can_be_hidden() {
     assert!(!answer.body.contains("<pre"), "{}", answer.body);
 }
 
+#[tokio::test]
+async fn a_queue_shows_the_keys_with_the_most_parked_jobs() {
+    let client = memory();
+    let mut jobs = Vec::new();
+    for (key, count) in [
+        ("tenant 1", 3),
+        (SCRIPT, 9),
+        ("alone", 1),
+        ("b", 2),
+        ("c", 4),
+    ] {
+        let job = scene::job("mail", "send_mail", "{}")
+            .exclusive(key)
+            .unwrap();
+        jobs.extend(vec![job; count]);
+    }
+    client.enqueue_all(jobs).await.unwrap();
+    let page = get(serve(Dashboard::new(client), "/").await, "/queues").await;
+    let shown: Vec<&str> = page
+        .body
+        .split(r#"<li class="faint key">"#)
+        .skip(1)
+        .map(|part| part.split("</li>").next().unwrap())
+        .collect();
+    assert_eq!(shown.len(), 3, "{shown:?}");
+    assert!(shown[0].starts_with("8 behind <b>&lt;script"), "{shown:?}");
+    let others = ["3 behind <b>c</b>", "2 behind <b>tenant 1</b>"];
+    assert_eq!(shown[1..], others);
+    assert!(page.body.contains("14 behind their key"));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_works_under_a_prefix_and_inside_another_application() {
     let client = memory();

@@ -11,7 +11,7 @@
 //! written when the zombie wakes up.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -230,7 +230,7 @@ async fn run(arm: Arm, queue: String, place: Place) -> Tally {
         }
         frozen.retain(|zombie| {
             let now = Instant::now();
-            // One that was frozen with the queue's file locked, amid a renewal, keeps everybody
+            // One that was frozen with a file of the queue or the register locked keeps everybody
             // waiting: that pause was none.
             let over = zombie.until <= now && (zombie.replaced || zombie.until + 2 * TERM <= now);
             if over {
@@ -311,21 +311,36 @@ async fn experiment(name: &str, on: impl Fn(Arm) -> (String, Place)) -> Row {
 /// Where something is, for each arm.
 type On<T> = Box<dyn Fn(Arm) -> T>;
 
+/// One experiment at a time: each arm of each gets a new file.
+fn new_file(dir: &Path, arm: Arm) -> PathBuf {
+    dir.join(format!("{arm:?}-{}.db", leasehold::JobId::generate()))
+}
+
 /// The queues, by name. The first is always tried, the others in a campaign.
 fn queues(dir: &Path) -> Vec<(&'static str, On<String>)> {
     let dir = dir.to_owned();
-    // The arms of one register at a time: each gets a new file.
-    let sqlite = move |arm| {
-        let file = dir.join(format!("{arm:?}-{}.db", leasehold::JobId::generate()));
-        format!("sqlite://{}", file.display())
-    };
-    vec![("sqlite", Box::new(sqlite))]
+    let sqlite = move |arm| format!("sqlite://{}", new_file(&dir, arm).display());
+    #[cfg_attr(
+        not(feature = "redis"),
+        expect(unused_mut, reason = "there is but one")
+    )]
+    let mut queues: Vec<(_, On<String>)> = vec![("sqlite", Box::new(sqlite))];
+    #[cfg(feature = "redis")]
+    if crate::in_campaign() {
+        let server = Standalone::start(&[]);
+        let redis = move |_| {
+            let namespace = leasehold::JobId::generate();
+            format!("{}?namespace={namespace}", server.url())
+        };
+        queues.push(("redis", Box::new(redis)));
+    }
+    queues
 }
 
 /// The registers, by name, likewise.
 fn registers(dir: &Path) -> Vec<(&'static str, On<Place>)> {
     let dir = dir.to_owned();
-    let sqlite = move |arm| Place::Sqlite(dir.join(format!("{arm:?}-register.db")));
+    let sqlite = move |arm| Place::Sqlite(new_file(&dir, arm));
     #[cfg_attr(
         not(any(feature = "postgres", feature = "redis")),
         expect(unused_mut, reason = "there is but one")

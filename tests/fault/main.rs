@@ -33,6 +33,8 @@ mod full;
 mod kill;
 mod lockset;
 #[cfg(feature = "redis")]
+mod one_step;
+#[cfg(feature = "redis")]
 mod operator;
 #[cfg(feature = "redis")]
 mod partition;

@@ -31,6 +31,8 @@ pub(crate) enum Role {
     Crew(CrewRole),
     #[cfg(feature = "redis")]
     Racer(CrewRole),
+    #[cfg(feature = "redis")]
+    Payer(crate::one_step::PayerRole),
     /// Takes the file's write lock and keeps it.
     LockHolder {
         db: PathBuf,
@@ -122,6 +124,8 @@ fn play() {
         Role::Crew(role) => runtime(2).block_on(crew::work(role)),
         #[cfg(feature = "redis")]
         Role::Racer(role) => runtime(2).block_on(crate::race::race(role)),
+        #[cfg(feature = "redis")]
+        Role::Payer(role) => runtime(2).block_on(crate::one_step::work(role)),
         Role::LockHolder { db } => hold(&db),
     }
 }

@@ -9,19 +9,19 @@ use axum::Router;
 use axum::extract::Extension;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
-use leasehold::fence::conformance::{Holder, Subject};
+use leasehold::fence::conformance::{Holder, Subject, check};
 use leasehold::fence::file::FencedFile;
 use leasehold::fence::http::{
     FENCING_MARK, FENCING_SCOPE, FENCING_TOKEN, FenceLayer, Fenced, conflict, refusal, stamp,
 };
 use leasehold::fence::memory::{Cell, Opened};
-use leasehold::fence::{Fence as _, FenceError, Scope};
+use leasehold::fence::{Fence, FenceError, Scope};
 use leasehold::{Error, ErrorKind, FencingToken, async_trait};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
-use crate::conforms;
+use crate::{conforms, seed};
 
 type Lists = Arc<HashMap<Scope, Vec<u64>>>;
 type Guard = Extension<Fenced<Opened<Lists>>>;
@@ -125,10 +125,35 @@ impl Plain {
     }
 }
 
-struct Service {
-    cell: Cell<Lists>,
+/// A resource that is reached by way of a server.
+struct Service<R> {
+    resource: R,
     address: SocketAddr,
     idle: Arc<std::sync::Mutex<Vec<Plain>>>,
+}
+
+impl<R> Service<R> {
+    async fn start(resource: R, routes: Router) -> Self {
+        Self {
+            resource,
+            address: serve(routes).await,
+            idle: Arc::default(),
+        }
+    }
+
+    async fn client(&self, scope: &Scope, token: FencingToken) -> Box<dyn Holder> {
+        let idle = self.idle.lock().unwrap().pop();
+        let plain = match idle {
+            Some(plain) => plain,
+            None => Plain::connect(self.address).await,
+        };
+        Box::new(HttpHolder {
+            plain: Some(plain),
+            idle: Arc::clone(&self.idle),
+            scope: scope.clone(),
+            token,
+        })
+    }
 }
 
 struct HttpHolder {
@@ -165,28 +190,18 @@ impl HttpHolder {
 }
 
 #[async_trait]
-impl Subject for Service {
+impl Subject for Service<Cell<Lists>> {
     async fn holder(&self, scope: &Scope, token: FencingToken) -> Box<dyn Holder> {
-        let idle = self.idle.lock().unwrap().pop();
-        let plain = match idle {
-            Some(plain) => plain,
-            None => Plain::connect(self.address).await,
-        };
-        Box::new(HttpHolder {
-            plain: Some(plain),
-            idle: Arc::clone(&self.idle),
-            scope: scope.clone(),
-            token,
-        })
+        self.client(scope, token).await
     }
 
     async fn landed(&self, scope: &Scope) -> Vec<u64> {
         let list = |lists: &Lists| lists.get(scope).cloned().unwrap_or_default();
-        self.cell.look(list)
+        self.resource.look(list)
     }
 
     async fn prune(&self, below: FencingToken) -> Result<(), FenceError> {
-        self.cell.prune(below);
+        self.resource.prune(below);
         Ok(())
     }
 }
@@ -218,13 +233,103 @@ impl Holder for HttpHolder {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_service_behind_the_layer_conforms() {
     let cell = Cell::default();
-    let address = serve(lists(&cell)).await;
-    let service = Service {
-        cell,
-        address,
-        idle: Arc::default(),
-    };
+    let routes = lists(&cell);
+    let service = Service::start(cell, routes).await;
     conforms("http", &service).await;
+}
+
+/// Another adapter's resource, behind the layer: what a request shows opens it, and the route reads
+/// and writes by what was opened.
+#[derive(Clone)]
+struct Behind(Arc<dyn Subject>);
+
+#[async_trait]
+impl Fence for Behind {
+    type Opened = Box<dyn Holder>;
+
+    async fn open(&self, scope: &Scope, token: FencingToken) -> Result<Self::Opened, FenceError> {
+        let mut holder = self.0.holder(scope, token).await;
+        holder.open().await?;
+        Ok(holder)
+    }
+}
+
+type Held = Extension<Fenced<Box<dyn Holder>>>;
+
+fn refused(error: FenceError) -> Response {
+    match error {
+        FenceError::Stale(stale) => conflict(&stale),
+        FenceError::Trouble(_) => StatusCode::SERVICE_UNAVAILABLE.into_response(),
+    }
+}
+
+async fn read_held(Extension(fenced): Held) -> Response {
+    match fenced.opened().await.read().await {
+        Ok(list) => {
+            let words: Vec<String> = list.iter().map(u64::to_string).collect();
+            words.join(" ").into_response()
+        }
+        Err(error) => refused(error),
+    }
+}
+
+async fn append_held(Extension(fenced): Held, value: String) -> Response {
+    let (mut list, value) = (fenced.opened().await, value.parse().unwrap());
+    let done = match fenced.operation() {
+        Some(operation) => list.write_once(operation, value).await,
+        None => list.write(value).await.map(|()| true),
+    };
+    match done {
+        Ok(true) => StatusCode::CREATED.into_response(),
+        Ok(false) => StatusCode::OK.into_response(),
+        Err(error) => refused(error),
+    }
+}
+
+#[async_trait]
+impl Subject for Service<Behind> {
+    async fn holder(&self, scope: &Scope, token: FencingToken) -> Box<dyn Holder> {
+        self.client(scope, token).await
+    }
+
+    async fn landed(&self, scope: &Scope) -> Vec<u64> {
+        self.resource.0.landed(scope).await
+    }
+
+    async fn prune(&self, below: FencingToken) -> Result<(), FenceError> {
+        self.resource.0.prune(below).await
+    }
+}
+
+/// Fewer than for the adapter alone: each step is a request and two transactions.
+const BEHIND: usize = 250;
+
+async fn conforms_behind_the_layer(name: &str, subject: Arc<dyn Subject>) {
+    let behind = Behind(subject);
+    let routes = Router::new()
+        .route("/list", get(read_held).post(append_held))
+        .layer(FenceLayer::new(behind.clone()));
+    let service = Service::start(behind, routes).await;
+    let figures = check(&service, seed(), BEHIND).await;
+    let figures = figures.unwrap_or_else(|breach| panic!("{name}: {breach}"));
+    println!("{name} behind the layer, seed {}: {figures:?}", seed());
+    assert_eq!(figures.interleavings, BEHIND);
+    assert!(figures.refused > 0 && figures.repeated > 0, "{figures:?}");
+}
+
+#[cfg(feature = "sqlite")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_sqlite_file_behind_the_layer_conforms() {
+    conforms_behind_the_layer("sqlite", Arc::new(crate::sqlite::Sqlite::new())).await;
+}
+
+#[cfg(feature = "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_postgres_database_behind_the_layer_conforms() {
+    let server = crate::postgres_server::Server::start(&["fsync=off"]);
+    let subject = crate::postgres::Pg::in_schema(&Arc::new(server), "bank").await;
+    conforms_behind_the_layer("postgres", Arc::new(subject)).await;
 }
 
 fn scope() -> Scope {

@@ -10,6 +10,8 @@ mod handler;
 #[cfg(feature = "http")]
 mod http;
 mod memory;
+#[cfg(feature = "redis")]
+mod one_step;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "postgres")]
@@ -26,6 +28,8 @@ mod redis;
 )]
 #[path = "../support/redis/mod.rs"]
 mod redis_server;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+mod round_trips;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 #[cfg(feature = "sqlite")]

@@ -40,12 +40,28 @@ async fn prepare(client: &Client) {
 }
 
 /// Marks and lists in a schema of their own.
-struct Pg {
+pub(crate) struct Pg {
     server: Arc<Server>,
     schema: String,
     idle: Arc<Mutex<Vec<Client>>>,
     /// For what goes past the fence.
     client: tokio::sync::Mutex<Client>,
+}
+
+impl Pg {
+    pub(crate) async fn in_schema(server: &Arc<Server>, schema: &str) -> Self {
+        let create = format!("CREATE SCHEMA {schema}");
+        let admin = connect(server).await;
+        admin.batch_execute(&create).await.unwrap();
+        let client = connect_in(server, schema).await;
+        prepare(&client).await;
+        Self {
+            server: Arc::clone(server),
+            schema: schema.to_owned(),
+            idle: Arc::default(),
+            client: tokio::sync::Mutex::new(client),
+        }
+    }
 }
 
 struct PgHolder {
@@ -161,20 +177,10 @@ impl Holder for PgHolder {
 #[ignore = "needs postgresql: ./tests/run"]
 async fn a_postgres_transaction_conforms() {
     let server = Arc::new(Server::start(&["fsync=off"]));
-    let admin = connect(&server).await;
     let mut subjects: Vec<Box<dyn Subject>> = Vec::new();
     for n in 0..8 {
-        let schema = format!("lane_{n}");
-        let create = format!("CREATE SCHEMA {schema}");
-        admin.batch_execute(&create).await.unwrap();
-        let client = connect_in(&server, &schema).await;
-        prepare(&client).await;
-        subjects.push(Box::new(Pg {
-            server: Arc::clone(&server),
-            schema,
-            idle: Arc::default(),
-            client: tokio::sync::Mutex::new(client),
-        }));
+        let subject = Pg::in_schema(&server, &format!("lane_{n}")).await;
+        subjects.push(Box::new(subject));
     }
     conform_side_by_side("postgres", subjects).await;
 }

@@ -12,10 +12,21 @@ use tempfile::TempDir;
 
 use crate::conforms;
 
-struct Sqlite {
+pub(crate) struct Sqlite {
     path: PathBuf,
     idle: Arc<Mutex<Vec<Connection>>>,
     _dir: TempDir,
+}
+
+impl Sqlite {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        Self {
+            path: new_file(&dir),
+            idle: Arc::default(),
+            _dir: dir,
+        }
+    }
 }
 
 /// Each holder has a connection of its own.
@@ -136,15 +147,7 @@ impl Holder for SqliteHolder {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn an_sqlite_transaction_conforms() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = new_file(&dir);
-    let idle = Arc::default();
-    let subject = Sqlite {
-        path,
-        idle,
-        _dir: dir,
-    };
-    conforms("sqlite", &subject).await;
+    conforms("sqlite", &Sqlite::new()).await;
 }
 
 fn scope() -> Scope {

@@ -8,6 +8,7 @@ use crate::world::{New, on_each_store};
 on_each_store! {
     leases_are_found_by_holder_and_by_time_left,
     workers_are_what_the_leases_say,
+    the_keys_with_the_most_parked_jobs_come_first,
     a_job_tells_how_its_leases_ended_and_why,
     jobs_are_listed_by_queue_state_and_kind_and_paged,
     a_list_longer_than_a_page_is_read_page_by_page,
@@ -44,6 +45,30 @@ async fn leases_are_found_by_holder_and_by_time_left(new: New) {
     assert_eq!(
         place.text(&["leases", "ls", "--queue", "night"]),
         "no leases\n"
+    );
+}
+
+async fn the_keys_with_the_most_parked_jobs_come_first(new: New) {
+    let place = new();
+    let world = place.world().await;
+    for (key, jobs) in [("tenant 1", 2), ("tenant 2", 5), ("tenant 3", 1)] {
+        for _ in 0..jobs {
+            let job = crate::world::job("day", "mail").exclusive(key).unwrap();
+            world.enqueue(job).await;
+        }
+    }
+    let keys = place.json(&["queues", "parked", "day"]);
+    let expected = serde_json::json!({
+        "keys": [{ "key": "tenant 2", "jobs": 4 }, { "key": "tenant 1", "jobs": 1 }],
+        "more": false,
+    });
+    assert_eq!(keys, expected);
+    let first = place.ndjson(&["queues", "parked", "day", "--limit", "1"]);
+    assert_eq!(first, [expected["keys"][0].clone()]);
+    assert!(
+        place
+            .text(&["queues", "parked", "day"])
+            .contains("tenant 2")
     );
 }
 

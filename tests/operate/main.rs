@@ -13,6 +13,7 @@ mod guide;
 #[path = "../support/http.rs"]
 mod http;
 mod look;
+mod migrate;
 #[path = "../support/postgres.rs"]
 mod postgres_server;
 #[allow(dead_code, unused_imports, reason = "other tests use more of it")]

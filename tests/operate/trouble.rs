@@ -15,6 +15,7 @@ const NOBODY: &str = "01977a3e-11aa-7bcd-8f00-0123456789ab";
 const COMMANDS: &[&[&str]] = &[
     &["stats"],
     &["queues", "ls"],
+    &["queues", "parked", "day"],
     &["queues", "pause", "day"],
     &["queues", "resume", "day"],
     &["queues", "purge", "day", "--yes"],
@@ -31,6 +32,44 @@ const COMMANDS: &[&[&str]] = &[
     &["audit"],
     &["top"],
 ];
+
+/// Those that need none, make one, or find it in their own way.
+const OTHERS: &[&[&str]] = &[
+    &["enqueue", "mail"],
+    &["serve", "--listen", "127.0.0.1:0"],
+    &["doctor"],
+    &["bench"],
+    &["demo"],
+    &["migrate"],
+    &["completions"],
+    &["man"],
+];
+
+/// The manual has a page for each command: none is left out here.
+#[test]
+fn every_command_is_on_the_list() {
+    let dir = tempfile::tempdir().unwrap();
+    let man = ["man", "--dir", dir.path().to_str().unwrap()];
+    assert!(leasehold(&man).output().unwrap().status.success());
+    let pages = std::fs::read_dir(dir.path()).unwrap().map(|page| {
+        let name = page.unwrap().file_name().into_string().unwrap();
+        name.trim_end_matches(".1").to_owned()
+    });
+    let pages: std::collections::BTreeSet<String> = pages.collect();
+    let is_leaf = |page: &&String| !pages.iter().any(|p| p.starts_with(&format!("{page}-")));
+    let listed = COMMANDS.iter().chain(OTHERS).map(|args| {
+        let two = format!("leasehold-{}", args[..args.len().min(2)].join("-"));
+        if pages.contains(&two) {
+            two
+        } else {
+            format!("leasehold-{}", args[0])
+        }
+    });
+    let listed: std::collections::BTreeSet<String> = listed.collect();
+    let leaves: std::collections::BTreeSet<String> =
+        pages.iter().filter(is_leaf).cloned().collect();
+    assert_eq!(leaves, listed);
+}
 
 #[test]
 fn a_wrong_or_missing_store_is_one_line() {
@@ -90,12 +129,7 @@ async fn a_dead_server_is_one_line_and_soon() {
     let closed = tokio::net::TcpSocket::new_v4().unwrap();
     closed.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let at = closed.local_addr().unwrap();
-    let more: &[&[&str]] = &[
-        &["enqueue", "mail"],
-        &["serve", "--listen", "127.0.0.1:0"],
-        &["doctor"],
-    ];
-    for args in COMMANDS.iter().chain(more) {
+    for args in COMMANDS.iter().chain(&OTHERS[..3]) {
         gives_up(&format!("redis://ann:hunter2@{at}"), args);
         gives_up(&format!("postgres://ann:hunter2@{at}/app"), args);
     }
@@ -161,7 +195,8 @@ async fn what_is_not_there_is_not_found(new: New) {
         "nobody",
     );
     for args in [
-        &["queues", "pause", "nigth"][..],
+        &["queues", "parked", "nigth"][..],
+        &["queues", "pause", "nigth"],
         &["queues", "resume", "nigth"],
         &["queues", "purge", "nigth", "--yes"],
         &["jobs", "ls", "--queue", "nigth"],

@@ -50,6 +50,53 @@ pub async fn queues_come_by_name(d: &Driver) {
     assert_eq!(names, ["B", "a", "b", "c"]);
 }
 
+/// Every key that jobs are parked behind is shown once, with their number, page by page.
+pub async fn parked_jobs_are_counted_by_key(d: &Driver) {
+    // Keys that begin like others, and with what an encoding might trip over.
+    let keys = ["", "a", "a\0", "a\0\0b", "ab", "b\u{ff}", "c/7"];
+    let mut jobs = Vec::new();
+    for (more, key) in keys.iter().enumerate() {
+        jobs.extend(vec![job().exclusive(*key).expect("a key"); more + 2]);
+    }
+    // One job alone is parked behind nobody.
+    jobs.push(job().exclusive("alone").expect("a key"));
+    d.enqueue_all(jobs).await;
+    d.enqueue_many(3).await;
+    let parked = async |rows: usize| {
+        let (mut seen, mut page) = (Vec::new(), Page::first(rows));
+        loop {
+            let view = inspect::parked(d.store(), queue(), page).await;
+            let view = view.expect("keys");
+            assert!(view.rows.len() <= rows);
+            let row = |row: inspect::ParkedView| (row.key.as_str().to_owned(), row.jobs);
+            seen.extend(view.rows.into_iter().map(row));
+            match view.next {
+                None => break,
+                after => page = Page { after, rows },
+            }
+        }
+        seen.sort();
+        seen
+    };
+    let expected: Vec<(String, u64)> = keys.iter().map(|key| (*key).into()).zip(1..).collect();
+    for rows in [1, 2, 7, 100] {
+        assert_eq!(parked(rows).await, expected);
+    }
+    // The head of a line goes, and the next one is no longer parked.
+    let held = d.claim(100).await;
+    for held in held {
+        d.settled(&held, complete()).await;
+    }
+    let fewer: Vec<(String, u64)> = expected
+        .into_iter()
+        .filter(|(_, jobs)| *jobs > 1)
+        .map(|(key, jobs)| (key, jobs - 1))
+        .collect();
+    assert_eq!(parked(3).await, fewer);
+    let nowhere = inspect::parked(d.store(), queue_named("nowhere"), Page::first(1)).await;
+    assert!(nowhere.expect("a view").rows.is_empty());
+}
+
 /// The counts of a queue are those of its jobs.
 pub async fn counts_are_right(d: &Driver) {
     d.enqueue_all(vec![job().retention(secs(60)); 5]).await;

@@ -171,6 +171,7 @@ macro_rules! __conformance_cases {
             inspect {
                 an_empty_store_shows_nothing
                 queues_come_by_name
+                parked_jobs_are_counted_by_key
                 counts_are_right
                 oldest_ready_tells_the_wait
                 ready_jobs_in_order

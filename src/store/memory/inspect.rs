@@ -8,7 +8,9 @@ use super::line::Line;
 use super::{GrantState, LeaseState, Place, Queue, State, offset};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
-use crate::inspect::{JobView, LeaseFilter, LeaseView, Page, Paged, Query, QueueView, View};
+use crate::inspect::{
+    JobView, LeaseFilter, LeaseView, Page, Paged, ParkedView, Query, QueueView, View,
+};
 use crate::job::{JobId, JobState, QueueName, limits};
 use crate::lease::FencingToken;
 use crate::store::bounded;
@@ -28,6 +30,16 @@ impl State {
                     .ids(queue, *state)
                     .filter_map(|id| self.job_view(id, now));
                 View::Jobs(paged(views, page)?)
+            }
+            Query::Parked { queue, page } => {
+                let queue = self.names.get(queue).map(|&at| &self.queues[at]);
+                let keys = queue.iter().flat_map(|queue| &queue.exclusive);
+                let parked = keys.filter(|(_, line)| !line.parked.is_empty());
+                let views = parked.map(|(key, line)| ParkedView {
+                    key: key.clone(),
+                    jobs: (line.parked.len() as u64).min(ParkedView::MOST),
+                });
+                View::Parked(paged(views, page)?)
             }
             Query::Job(id) => View::Job(self.job_view(*id, now).map(Box::new)),
             Query::Audit { page } => View::Audit(paged(self.audit.iter().rev().cloned(), page)?),

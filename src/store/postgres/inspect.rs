@@ -10,13 +10,14 @@ use super::tally::Tally;
 use super::tx::{GrantKey, Tx, args, moment};
 use crate::clock::Timestamp;
 use crate::inspect::{
-    AuditView, JobView, LeaseFilter, LeaseView, Page, Paged, Query, QueueView, View,
+    AuditView, JobView, LeaseFilter, LeaseView, Page, Paged, ParkedView, Query, QueueView, View,
 };
 use crate::job::{JobId, JobRecord, JobState, QueueName, limits};
 use crate::lease::FencingToken;
 use crate::lifecycle::LeaseFacts;
 use crate::store::line::{
-    foreign, hex, lease_view, paged, pair, parked, rows, single, state_code, waiting,
+    after_key, foreign, hex, lease_view, paged, pair, parked, parked_view, rows, single,
+    state_code, waiting,
 };
 use crate::store::record;
 
@@ -33,6 +34,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             Query::Queues => View::Queues(self.queue_views().await?),
             Query::Leases { filter, page } => View::Leases(self.leases(filter, page).await?),
             Query::Jobs { queue, state, page } => View::Jobs(self.jobs(queue, *state, page).await?),
+            Query::Parked { queue, page } => View::Parked(self.parked(queue, page).await?),
             Query::Job(id) => View::Job(self.job_view(*id).await?.map(Box::new)),
             Query::Audit { page } => View::Audit(self.audit(page).await?),
         })
@@ -237,6 +239,25 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             views.push((format!("p{seq}.{}", hex(&key)), view));
         }
         Ok(views)
+    }
+
+    async fn parked(&mut self, queue: &QueueName, page: &Page) -> Done<Paged<ParkedView>> {
+        let rows = rows(page).map_err(Fault::Refused)?;
+        let found = self.named(&[queue.as_str()]).await?;
+        self.keep(&found)?;
+        let Some(queue) = self.known(queue) else {
+            return Ok(paged(Vec::new(), rows));
+        };
+        let of = self.queues[queue].id;
+        let (from, most) = (after_key(page), ParkedView::MOST as i64);
+        let args = args![of => INT4, from => BYTEA, rows as i64 + 1 => INT8, most => INT8];
+        let mut views = Vec::new();
+        for row in self.rows("parked_keys", args).await? {
+            let jobs = row.try_get::<_, i64>(1)? as u64;
+            let view = parked_view(row.try_get(0)?, jobs);
+            views.push(view.ok_or_else(|| corrupt("a key is no key"))?);
+        }
+        Ok(paged(views, rows))
     }
 
     async fn held_jobs(

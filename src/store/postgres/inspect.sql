@@ -51,6 +51,22 @@ ORDER BY queue, line, place LIMIT $4;
 SELECT key, seq, record FROM leasehold.aside WHERE queue = $1 AND state = 1 AND (key, seq) > ($2, $3)
 ORDER BY key, seq LIMIT $4;
 
+-- name: parked_keys
+WITH RECURSIVE keys (key) AS (
+    (SELECT key FROM leasehold.aside WHERE queue = $1 AND state = 1 AND key >= $2
+     ORDER BY key LIMIT 1)
+    UNION ALL
+    SELECT (SELECT a.key FROM leasehold.aside a
+            WHERE a.queue = $1 AND a.state = 1 AND a.key > keys.key ORDER BY a.key LIMIT 1)
+    FROM keys WHERE keys.key IS NOT NULL
+)
+SELECT key, (
+    SELECT count(*) FROM (
+        SELECT 1 FROM leasehold.aside a
+        WHERE a.queue = $1 AND a.state = 1 AND a.key = keys.key LIMIT $4
+    ) AS counted
+) FROM keys WHERE key IS NOT NULL LIMIT $3;
+
 -- name: aside_page
 SELECT at, seq, record FROM leasehold.aside
 WHERE queue = $1 AND state = $2 AND (at, seq) > ($3, $4)

@@ -37,6 +37,7 @@ pub(crate) const COMMANDS: &[&str] = &[
     "time",
     "zadd",
     "zcard",
+    "zlexcount",
     "zrange",
     "zrem",
     "zremrangebyscore",

@@ -11,9 +11,10 @@ use super::wire::{In, garbled};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::inspect::{
-    AuditView, Counts, JobView, LeaseFilter, LeaseView, Ledger, Page, Paged, Query, QueueView, View,
+    AuditView, Counts, JobView, LeaseFilter, LeaseView, Ledger, Page, Paged, ParkedView, Query,
+    QueueView, View,
 };
-use crate::job::{JobState, QueueName, limits};
+use crate::job::{JobState, Key, QueueName, limits};
 use crate::lease::FencingToken;
 use crate::store::bounded;
 use crate::store::record::{self, Kinds};
@@ -32,6 +33,7 @@ impl RedisStore {
             Query::Queues => View::Queues(self.queue_views().await?),
             Query::Leases { filter, page } => View::Leases(self.leases(filter, page).await?),
             Query::Jobs { queue, state, page } => View::Jobs(self.jobs(queue, *state, page).await?),
+            Query::Parked { queue, page } => View::Parked(self.parked(queue, page).await?),
             Query::Job(id) => {
                 let found = match self.find(*id).await? {
                     Some((partition, mut body)) => {
@@ -147,6 +149,43 @@ impl RedisStore {
             after.clear();
         }
         Ok(None)
+    }
+
+    async fn parked(&self, queue: &QueueName, page: &Page) -> Result<Paged<ParkedView>> {
+        bounded("rows", page.rows, limits::PAGE_ROWS)?;
+        let (mut number, mut after) = match &page.after {
+            None => (0, String::new()),
+            Some(cursor) => {
+                let parts = cursor.split_once('/');
+                let (number, key) = parts.ok_or_else(|| no_cursor(cursor))?;
+                let number = number.parse().map_err(|_| no_cursor(cursor))?;
+                (number, format!("={key}"))
+            }
+        };
+        let mut rows = Vec::new();
+        let Some(queue) = self.queue(queue).await? else {
+            return Ok(Paged { rows, next: None });
+        };
+        let mut next = None;
+        while let Some(partition) = queue.partition(number) {
+            // One more than asked for tells whether there is a next page.
+            let wanted = (page.rows + 1 - rows.len()).to_string();
+            let args = [after.as_bytes(), wanted.as_bytes()];
+            let script = &self.scripts().parked;
+            let mut body = self.look(script, partition.keys(), &args).await?.body;
+            while !body.is_empty() {
+                let key = Key::new(body.text()?).map_err(|_| garbled())?;
+                let jobs = body.u64()?.min(ParkedView::MOST);
+                if rows.len() == page.rows {
+                    return Ok(Paged { rows, next });
+                }
+                next = Some(format!("{number}/{key}"));
+                rows.push(ParkedView { key, jobs });
+            }
+            number += 1;
+            after.clear();
+        }
+        Ok(Paged { rows, next: None })
     }
 
     async fn leases(&self, filter: &LeaseFilter, page: &Page) -> Result<Paged<LeaseView>> {

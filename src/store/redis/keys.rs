@@ -22,6 +22,7 @@
 //! | `doze` `doze2` | sorted sets | sleepers by the end of their sleep; the second those who take suspects |
 //! | `0s` `0` … `7s` `7` | lists | ready jobs by priority, suspects apart: segments of records; with an index, sequence and id |
 //! | `s:` session | hash | lane → sequence number, verb and answer of its last call |
+//! | `data:` and any name | any | the users' own, changed by `complete.lua` |
 //!
 //! In the namespace: `queues`, a hash: queue → number of partitions and index; `audit`, a list: the
 //! commands on record; `s:` session as above. Wake-ups are published on channels

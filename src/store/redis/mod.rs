@@ -9,6 +9,7 @@
 //! shows each issuer the largest token it has seen, so that the tokens of one process grow across
 //! its queues as far as the clocks agree.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -40,6 +41,7 @@ mod acl;
 pub(crate) mod bare;
 mod checkpoint;
 mod claim;
+mod complete;
 mod control;
 mod dial;
 #[cfg(feature = "cli")]
@@ -223,14 +225,16 @@ impl RedisStore {
         verb: Verb,
         args: &[&[u8]],
     ) -> Result<Reply> {
-        self.request_step(script, keys, request, verb, 0, args)
+        self.request_step(script, (keys, &[]), request, verb, 0, args)
             .await
     }
 
+    /// The same for one step of a call, with more keys of the same slot between those of the
+    /// partition and the session.
     async fn request_step(
         &self,
         script: &Script,
-        keys: &Keys,
+        (keys, more): (&Keys, &[&[u8]]),
         request: RequestId,
         verb: Verb,
         step: usize,
@@ -239,6 +243,7 @@ impl RedisStore {
         let session = keys.session(request.session);
         let name = self.sending(keys, &session, request, verb, step).await?;
         let mut all: Vec<&[u8]> = keys.all.iter().map(Vec::as_slice).collect();
+        all.extend_from_slice(more);
         all.push(&session);
         let mut with: Vec<&[u8]> = vec![&name];
         with.extend_from_slice(args);
@@ -378,6 +383,10 @@ impl Store for RedisStore {
 
     fn namespace(&self) -> Namespace {
         self.shared.options.namespace.clone()
+    }
+
+    fn native(&self) -> Option<&dyn Any> {
+        Some(self)
     }
 
     async fn dedicated(&self) -> Result<Arc<dyn Store>> {

@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use super::link::Script;
+use crate::fence::commands::LUA as COMMANDS;
 
 /// One script per verb.
 pub(super) struct Scripts {
@@ -10,10 +11,12 @@ pub(super) struct Scripts {
     pub(super) claim: Verb,
     pub(super) renew: Script,
     pub(super) settle: Verb,
+    pub(super) complete: Script,
     pub(super) checkpoint: Script,
     pub(super) reap: Script,
     pub(super) control: Script,
     pub(super) inspect: Script,
+    pub(super) parked: Script,
     pub(super) prune: Script,
     pub(super) wait: Script,
     pub(super) open: Script,
@@ -107,10 +110,18 @@ impl Scripts {
             claim,
             settle,
             renew: script("renew", ALWAYS, renew, include_str!("renew.lua")),
+            // Grows: the commands may.
+            complete: script(
+                "complete",
+                GROWS,
+                &[BASE, RECORD, PLACE, GRANT, ENDING, COMMANDS],
+                include_str!("complete.lua"),
+            ),
             checkpoint: script("checkpoint", ALWAYS, grants, include_str!("checkpoint.lua")),
             reap: script("reap", ALWAYS, ends, include_str!("reap.lua")),
             control: script("control", ALWAYS, grants, include_str!("control.lua")),
             inspect: script("inspect", READS, grants, include_str!("inspect.lua")),
+            parked: script("parked", READS, places, include_str!("parked.lua")),
             prune: script("prune", ALWAYS, places, include_str!("prune.lua")),
             wait: script("wait", ALWAYS, &[BASE], include_str!("wait.lua")),
             open: script("open", ALWAYS, &[BASE], include_str!("open.lua")),

@@ -67,7 +67,7 @@ impl<'a> Steps<'a> {
     pub(super) async fn send(&self, script: &Script, args: &[&[u8]]) -> Result<In> {
         let (request, verb) = (self.request, self.verb);
         let store = self.store;
-        let reply = store.request_step(script, self.keys, request, verb, self.next, args);
+        let reply = store.request_step(script, (self.keys, &[]), request, verb, self.next, args);
         Ok(reply.await?.body)
     }
 

@@ -9,13 +9,14 @@ use super::place::{Place, first_slot, line_of_slot, queue_of_slot};
 use super::tx::{LINES, Queue, Tx, moment};
 use crate::clock::Timestamp;
 use crate::inspect::{
-    AuditView, JobView, LeaseFilter, LeaseView, Page, Paged, Query, QueueView, View,
+    AuditView, JobView, LeaseFilter, LeaseView, Page, Paged, ParkedView, Query, QueueView, View,
 };
 use crate::job::{JobId, JobRecord, JobState, QueueName, limits};
 use crate::lease::FencingToken;
 use crate::lifecycle::LeaseFacts;
 use crate::store::line::{
-    foreign, hex, lease_view, paged, pair, parked, rows, single, state_code, waiting,
+    after_key, foreign, hex, lease_view, paged, pair, parked, parked_view, rows, single,
+    state_code, waiting,
 };
 use crate::store::record;
 
@@ -25,6 +26,7 @@ impl Tx<'_> {
             Query::Queues => View::Queues(self.queue_views(now)?),
             Query::Leases { filter, page } => View::Leases(self.leases(filter, page, now)?),
             Query::Jobs { queue, state, page } => View::Jobs(self.jobs(queue, *state, page, now)?),
+            Query::Parked { queue, page } => View::Parked(self.parked(queue, page)?),
             Query::Job(id) => View::Job(self.job_view(*id, now)?.map(Box::new)),
             Query::Audit { page } => View::Audit(self.audit(page)?),
         })
@@ -268,6 +270,23 @@ impl Tx<'_> {
             views.push((format!("p{seq}.{}", hex(&key)), view));
         }
         Ok(views)
+    }
+
+    fn parked(&mut self, queue: &QueueName, page: &Page) -> Done<Paged<ParkedView>> {
+        let rows = rows(page).map_err(Fault::Refused)?;
+        let Some(queue) = self.known(queue)? else {
+            return Ok(paged(Vec::new(), rows));
+        };
+        let of = self.queues[queue].id;
+        let mut select = self.sql("parked_keys")?;
+        let (from, most) = (after_key(page), ParkedView::MOST as i64);
+        let mut found = select.query(params![of, from, rows as i64 + 1, most])?;
+        let mut views = Vec::new();
+        while let Some(row) = found.next()? {
+            let jobs = row.get::<_, i64>(1)? as u64;
+            views.push(parked_view(row.get(0)?, jobs).ok_or_else(|| corrupt("a key is no key"))?);
+        }
+        Ok(paged(views, rows))
     }
 
     fn held_jobs(

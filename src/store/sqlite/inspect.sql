@@ -34,6 +34,20 @@ SELECT id FROM leasehold_grants WHERE queue = ?1 AND id + leases > ?2 AND id > ?
 SELECT key, seq, record FROM leasehold_aside WHERE queue = ?1 AND state = 1 AND (key, seq) > (?2, ?3)
 ORDER BY key, seq LIMIT ?4;
 
+-- name: parked_keys
+WITH RECURSIVE keys (key) AS (
+    SELECT min(key) FROM leasehold_aside WHERE queue = ?1 AND state = 1 AND key >= ?2
+    UNION ALL
+    SELECT (SELECT min(key) FROM leasehold_aside WHERE queue = ?1 AND state = 1 AND key > keys.key)
+    FROM keys WHERE keys.key IS NOT NULL LIMIT ?3
+)
+SELECT key, (
+    SELECT count(*) FROM (
+        SELECT 1 FROM leasehold_aside
+        WHERE queue = ?1 AND state = 1 AND key = keys.key LIMIT ?4
+    )
+) FROM keys WHERE key IS NOT NULL;
+
 -- name: aside_page
 SELECT at, seq, record FROM leasehold_aside
 WHERE queue = ?1 AND state = ?2 AND (at, seq) > (?3, ?4)

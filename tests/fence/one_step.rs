@@ -1,0 +1,412 @@
+//! Effect and settlement in one script, on a real Redis server and on a cluster.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use leasehold::clock::ManualClock;
+use leasehold::fence::redis::Commands;
+use leasehold::inspect::Ledger;
+use leasehold::job::{JobOptions, JobState, Namespace};
+use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
+use leasehold::store::{Command, LeaseSelect, RedisOptions, RedisStore, RequestId, acl_rule};
+use leasehold::{
+    Client, Context, Error, ErrorKind, Failure, Job, LeaseTerms, MemoryStore, NewJob, Result,
+    RetryPolicy, Verdict,
+};
+use serde::{Deserialize, Serialize};
+
+use crate::redis_server::{Cluster, Server, Standalone};
+
+/// A store whose clock goes by hand, and the hand.
+async fn driven(url: &str) -> (RedisStore, Driver) {
+    let clock = ManualClock::default();
+    let options = RedisOptions::new(url).index(true).clock(clock.clone());
+    let store = RedisStore::open(options).unwrap();
+    let fixture = ManualFixture::new(store.clone(), clock);
+    (store, Driver::new(Arc::new(fixture)).await)
+}
+
+fn text(server: &Server, key: &str) -> Option<String> {
+    server.tell(&["GET", key])
+}
+
+async fn complete(
+    store: &RedisStore,
+    request: RequestId,
+    held: &Held,
+    commands: Commands,
+) -> Result<Verdict> {
+    store
+        .complete_with(request, &held.receipt, None, &commands)
+        .await
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_stale_owner_is_refused_and_writes_nothing() {
+    let server = Standalone::start(&[]);
+    let (store, d) = driven(server.url()).await;
+    let balance = store.data_key(&queue(), 0, "balance");
+    let debit = || {
+        Commands::new()
+            .incr_by(&balance, -10)
+            .rpush(format!("{balance}:log"), "x")
+    };
+
+    // Overdue and not replaced: nobody else was granted.
+    let late = d.held(job()).await;
+    d.advance(TERM * 2).await;
+    let verdict = complete(&store, d.request(), &late, debit()).await.unwrap();
+    assert_eq!(
+        verdict,
+        Verdict::Held {
+            late: true,
+            cancel: false
+        }
+    );
+
+    // Replaced.
+    let old = d.held(job()).await;
+    d.advance(TERM * 2).await;
+    let new = d.claim_one().await;
+    assert_eq!(new.id(), old.id());
+    d.unchanged(async || {
+        let verdict = complete(&store, d.request(), &old, debit()).await.unwrap();
+        assert_eq!(verdict, Verdict::Fenced);
+    })
+    .await;
+    // A receipt of a partition that is not there is nobody's either.
+    let mut other = new.clone();
+    other.receipt = elsewhere(&new);
+    let key = store.data_key(&queue(), 7, "balance");
+    let set = Commands::new().set(&key, "x");
+    let verdict = complete(&store, d.request(), &other, set).await.unwrap();
+    assert_eq!(
+        (verdict, text(&server.server, &key)),
+        (Verdict::Fenced, None)
+    );
+    assert_eq!(text(&server.server, &balance).as_deref(), Some("-10"));
+
+    let verdict = complete(&store, d.request(), &new, debit()).await.unwrap();
+    assert!(verdict.is_held());
+    assert_eq!(text(&server.server, &balance).as_deref(), Some("-20"));
+    let ledger = d.ledger().await;
+    assert_eq!((ledger.completed, ledger.late, ledger.live), (2, 1, 0));
+    assert!(ledger.balances(), "{ledger:?}");
+}
+
+/// The same receipt, of a partition that the queue does not have.
+fn elsewhere(held: &Held) -> leasehold::Receipt {
+    let text = held.receipt.to_string();
+    text.replacen("/0/", "/7/", 1).parse().unwrap()
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_repeat_by_its_request_id_is_applied_once() {
+    let server = Standalone::start(&[]);
+    let (store, d) = driven(server.url()).await;
+    let n = store.data_key(&queue(), 0, "n");
+    let count = || Commands::new().incr_by(&n, 1);
+    let held = d.held(job()).await;
+    let request = d.request();
+    for _ in 0..3 {
+        let verdict = complete(&store, request, &held, count()).await.unwrap();
+        assert!(verdict.is_held());
+    }
+    assert_eq!(text(&server.server, &n).as_deref(), Some("1"));
+    // Under another id it is a call with a receipt that has been used.
+    let verdict = complete(&store, d.request(), &held, count()).await.unwrap();
+    assert_eq!(verdict, Verdict::Fenced);
+    assert_eq!(text(&server.server, &n).as_deref(), Some("1"));
+    let overtaken = complete(&store, request, &held, count()).await.unwrap_err();
+    assert_eq!(overtaken.kind(), ErrorKind::SessionLost);
+
+    // A refusal is an answer too: the same call gets it again, whatever has changed meanwhile.
+    let held = d.held(job()).await;
+    let request = d.request();
+    server.server.tell::<()>(&["SET", &n, "text"]);
+    let refused = complete(&store, request, &held, count()).await.unwrap_err();
+    server.server.tell::<()>(&["SET", &n, "5"]);
+    let again = complete(&store, request, &held, count()).await.unwrap_err();
+    assert_eq!(refused.to_string(), again.to_string());
+    assert_eq!(text(&server.server, &n).as_deref(), Some("5"));
+    let verdict = complete(&store, d.request(), &held, count()).await.unwrap();
+    assert!(verdict.is_held());
+    assert_eq!(text(&server.server, &n).as_deref(), Some("6"));
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn what_would_fail_is_refused_before_the_first_write_and_the_lease_is_still_held() {
+    let server = Standalone::start(&[]);
+    let (store, d) = driven(server.url()).await;
+    let key = |name: &str| store.data_key(&queue(), 0, name);
+    let [touched, list, name] = ["touched", "list", "name"].map(key);
+    server.server.tell::<()>(&["RPUSH", &list, "a"]);
+    server.server.tell::<()>(&["SET", &name, "hello"]);
+    let held = d.held(job()).await;
+    let touch = || Commands::new().set(&touched, "x");
+    for (wrong, field, commands) in [
+        ("a list is no number", "commands", touch().incr_by(&list, 1)),
+        ("a text is no number", "commands", touch().incr_by(&name, 1)),
+        ("a text is no set", "commands", touch().sadd(&name, "a")),
+        (
+            "gone by then",
+            "commands",
+            touch().del(&list).rpush(&list, "b"),
+        ),
+        ("an answer for nobody", "commands", touch().get(&name)),
+        ("another slot", "key", touch().set("{other}:key", "x")),
+        (
+            "another partition",
+            "key",
+            touch().set(store.data_key(&queue(), 1, "n"), "x"),
+        ),
+        ("no tag", "key", touch().set("key", "x")),
+        (
+            "the queue's own",
+            "key",
+            touch().del("{leasehold:default:0}:meta"),
+        ),
+        (
+            "a session's",
+            "key",
+            touch().del("{leasehold:default:0}:s:1"),
+        ),
+        (
+            "too many",
+            "commands",
+            (0..1_000).fold(touch(), |all, _| all.del(&list)),
+        ),
+    ] {
+        let refused: Error = complete(&store, d.request(), &held, commands)
+            .await
+            .unwrap_err();
+        assert_eq!(
+            refused.kind(),
+            ErrorKind::InvalidInput,
+            "{wrong}: {refused}"
+        );
+        assert_eq!(refused.field(), Some(field), "{wrong}: {refused}");
+        assert_eq!(text(&server.server, &touched), None, "{wrong}");
+        assert_eq!(d.state(held.id()).await, Some(JobState::Leased), "{wrong}");
+    }
+    // A key anywhere in the slot will do.
+    let mine = "orders:{leasehold:default:0}:7";
+    let all = touch()
+        .set(mine, "x")
+        .del(&list)
+        .expire(&name, Duration::from_secs(60));
+    let verdict = complete(&store, d.request(), &held, all).await.unwrap();
+    assert!(verdict.is_held());
+    assert!(text(&server.server, &touched).is_some() && text(&server.server, mine).is_some());
+    assert_eq!(server.server.tell::<i64>(&["EXISTS", &list]), 0);
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_command_that_the_user_may_not_run_or_the_server_cannot_hold_writes_nothing() {
+    let rule = acl_rule(&Namespace::default());
+    let server = Standalone::with_acl(&format!("{rule} +type +incrby"));
+    let (store, d) = driven(server.url()).await;
+    let [n, set] = ["n", "set"].map(|name| store.data_key(&queue(), 0, name));
+    let held = d.held(job()).await;
+    let both = Commands::new().incr_by(&n, 1).sadd(&set, "a");
+    let refused = complete(&store, d.request(), &held, both)
+        .await
+        .unwrap_err();
+    assert_eq!(refused.field(), Some("commands"), "{refused}");
+    assert!(refused.to_string().contains("may not"), "{refused}");
+    assert_eq!(text(&server.server, &n), None);
+
+    let count = || Commands::new().incr_by(&n, 1);
+    let memory = |limit| {
+        server
+            .server
+            .tell::<()>(&["CONFIG", "SET", "maxmemory", limit])
+    };
+    memory("1");
+    let full = complete(&store, d.request(), &held, count())
+        .await
+        .unwrap_err();
+    assert_eq!(full.kind(), ErrorKind::Full, "{full}");
+    memory("0");
+    assert_eq!(text(&server.server, &n), None);
+    let verdict = complete(&store, d.request(), &held, count()).await.unwrap();
+    assert!(verdict.is_held());
+    assert_eq!(text(&server.server, &n).as_deref(), Some("1"));
+}
+
+#[derive(Serialize, Deserialize, Clone)]
+struct Pay {
+    n: u64,
+}
+
+impl Job for Pay {
+    const KIND: &'static str = "pay";
+
+    fn options(&self) -> JobOptions {
+        let mut options = JobOptions::default();
+        options.retention = Some(Duration::from_secs(3600));
+        options
+    }
+}
+
+/// Runs the handler until the ledger says so. The handler gets the number of its run.
+async fn run<F, Fut>(client: &Client, handler: F, enough: impl Fn(&Ledger) -> bool + Sync) -> Ledger
+where
+    F: Fn(Pay, Context, usize) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<(), Failure>> + Send + 'static,
+{
+    let runs = AtomicUsize::new(0);
+    let handler =
+        move |job: Pay, ctx: Context| handler(job, ctx, runs.fetch_add(1, Ordering::SeqCst));
+    let done = async {
+        let start = Instant::now();
+        loop {
+            let ledger = client.ledger().await.unwrap();
+            if enough(&ledger) {
+                break;
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "{ledger:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let worker = client
+        .worker()
+        .handle(handler)
+        .slots(8)
+        .terms(LeaseTerms::of_term(Duration::from_secs(10)))
+        .retry(RetryPolicy::constant(Duration::from_millis(1)));
+    let report = worker.run_until(done).await.unwrap();
+    assert_eq!(report.unsettled, 0);
+    let ledger = client.ledger().await.unwrap();
+    assert_eq!(ledger.live, 0);
+    assert!(ledger.balances(), "{ledger:?}");
+    ledger
+}
+
+fn client(url: &str, partitions: u16) -> Client {
+    let options = RedisOptions::new(url).index(true).partitions(partitions);
+    Client::new(Arc::new(RedisStore::open(options).unwrap()))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_handler_completes_with_its_commands_and_nothing_else_settles_it() {
+    let server = Standalone::start(&[]);
+    let client = client(server.url(), 1);
+    let jobs = (0..200).map(|n| NewJob::of(&Pay { n }).unwrap()).collect();
+    let jobs = client.enqueue_all(jobs).await.unwrap();
+    let handler = |job: Pay, ctx: Context, run: usize| async move {
+        ctx.set_result(&job.n)?;
+        let paid = Commands::new().hincr_by(ctx.data_key("paid")?, job.n.to_string(), 1);
+        ctx.complete_with(paid).await?;
+        // Whatever comes after that, the job is completed.
+        if run.is_multiple_of(2) {
+            Ok(())
+        } else {
+            Err(Failure::from("too late"))
+        }
+    };
+    let ledger = run(&client, handler, |ledger| ledger.completed == 200).await;
+    let ends = (ledger.granted, ledger.retried, ledger.fenced);
+    assert_eq!(ends, (200, 0, 0));
+    let key = "{leasehold:default:0}:data:paid";
+    let paid: Vec<u64> = server.server.tell(&["HVALS", key]);
+    assert_eq!(paid, [1; 200]);
+    let view = client.job(jobs[7].id()).await.unwrap().unwrap();
+    assert_eq!(view.state, JobState::Completed);
+    assert_eq!(view.job.result.as_ref().unwrap(), "7");
+    // The lanes are used again: the partition remembers no more calls than there were slots, and
+    // the pool's own.
+    let sessions: Vec<String> = server.server.tell(&["KEYS", "{leasehold:default:0}:s:*"]);
+    for session in sessions {
+        let lanes: usize = server.server.tell(&["HLEN", &session]);
+        assert!(lanes < 20, "{lanes} lanes for 8 slots");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_handler_whose_lease_is_somebody_elses_ends_as_lost_and_a_wrong_command_as_a_failure() {
+    let server = Standalone::start(&[]);
+    let client = client(server.url(), 1);
+    let id = client.enqueue(&Pay { n: 1 }).await.unwrap().id();
+    let control = client.clone();
+    let handler = move |job: Pay, ctx: Context, run: usize| {
+        let client = control.clone();
+        async move {
+            let key = ctx.data_key(job.n)?;
+            let paid = Commands::new().incr_by(&key, 1);
+            match run {
+                0 => {
+                    let revoke = Command::Revoke(LeaseSelect::Job(id));
+                    client.control(revoke, "test", "stale").await?;
+                    let completed = ctx.complete_with(paid).await;
+                    assert!(completed.as_ref().is_err_and(Failure::is_lost));
+                    completed
+                }
+                1 => {
+                    let completed = ctx.complete_with(paid.set("{b}", "x")).await;
+                    assert!(completed.as_ref().is_err_and(|failure| !failure.is_lost()));
+                    completed
+                }
+                _ => ctx.complete_with(paid).await,
+            }
+        }
+    };
+    let ledger = run(&client, handler, |ledger| ledger.completed == 1).await;
+    let ends = (ledger.granted, ledger.revoked, ledger.retried);
+    assert_eq!((ends, ledger.fenced), ((3, 1, 1), 1));
+    let paid = text(&server.server, "{leasehold:default:0}:data:1");
+    assert_eq!(paid.as_deref(), Some("1"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn on_a_cluster_the_data_of_each_partition_is_in_its_slot() {
+    let cluster = Cluster::start(&[]);
+    let client = client(&cluster.url(), 4);
+    let jobs = (0..80).map(|n| {
+        let job = NewJob::of(&Pay { n }).unwrap();
+        job.exclusive(format!("account {}", n % 8)).unwrap()
+    });
+    client.enqueue_all(jobs.collect()).await.unwrap();
+    let handler = |job: Pay, ctx: Context, _: usize| async move {
+        let paid = ctx.data_key("paid")?;
+        ctx.complete_with(Commands::new().hincr_by(paid, job.n.to_string(), 1))
+            .await
+    };
+    let ledger = run(&client, handler, |ledger| ledger.completed == 80).await;
+    assert_eq!((ledger.granted, ledger.fenced), (80, 0));
+    let (mut paid, mut partitions) = (Vec::<u64>::new(), 0);
+    for partition in 0..4 {
+        let key = format!("{{leasehold:default:{partition}}}:data:paid");
+        let node = &cluster.nodes[cluster.owner_of(&key)];
+        let here: Vec<u64> = node.tell(&["HVALS", &key]);
+        partitions += usize::from(!here.is_empty());
+        paid.extend(here);
+    }
+    assert_eq!(paid, [1; 80]);
+    assert!(partitions > 1, "all in one partition");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_store_than_redis_has_no_such_step() {
+    let client = Client::new(Arc::new(MemoryStore::new()));
+    client.enqueue(&Pay { n: 1 }).await.unwrap();
+    let handler = |_: Pay, ctx: Context, run: usize| async move {
+        if run > 0 {
+            return Ok(());
+        }
+        assert!(ctx.data_key("n").is_err());
+        let completed = ctx.complete_with(Commands::new().set("n", "1")).await;
+        assert!(!completed.as_ref().unwrap_err().is_lost());
+        completed
+    };
+    let ledger = run(&client, handler, |ledger| ledger.completed == 1).await;
+    assert_eq!((ledger.granted, ledger.retried), (2, 1));
+}

@@ -102,7 +102,7 @@ async fn rolling_deploy() {
         control: format!("killed: {} expired", killed.ledger.expired_deadline),
         ..judged.row
     };
-    let bound = TERM + 3 * stage.lag();
+    let bound = TERM / 4 + stage.slack();
     assert!(
         row.takeover().is_some_and(|[_, p99]| p99 < bound),
         "{:?}",

@@ -134,7 +134,7 @@ async fn no_progress_zombie() {
     let stalled = |view: &QueueView| view.ledger.expired() - view.ledger.expired_deadline;
     assert_eq!(stalled(&view), KEYS as u64, "{:?}", view.ledger);
     // The limit, and one interval of renewals.
-    let bound = LIMIT + TERM / 3 + Duration::from_millis(250) + 3 * stage.lag();
+    let bound = LIMIT + TERM / 3 + stage.slack();
     assert!(
         takeovers.iter().all(|time| *time <= bound),
         "{takeovers:?}, allowed {bound:?}"

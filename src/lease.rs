@@ -749,7 +749,7 @@ mod tests {
         assert_eq!(allowed.guard(), millis(2 * 100 + 500));
         assert_eq!(allowed.pause_allowance, millis(1_000));
         // Nothing left is not enough.
-        let rest = one.term - one.guard() - one.pause_allowance;
+        let rest = millis(3_000 - 210 - 300);
         assert_eq!(one.renew_every(rest).margin(), None);
     }
 

@@ -14,7 +14,6 @@ mod guide;
 mod http;
 mod look;
 mod migrate;
-#[allow(dead_code, reason = "other tests use more of it")]
 #[path = "../support/postgres.rs"]
 mod postgres_server;
 #[allow(dead_code, unused_imports, reason = "other tests use more of it")]

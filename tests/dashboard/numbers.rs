@@ -43,12 +43,12 @@ struct Figure {
     label: String,
 }
 
-fn figure(name: impl ToString, number: u64, series: &str, label: impl ToString) -> Figure {
+fn figure(name: impl Into<String>, number: u64, series: &str, label: impl Into<String>) -> Figure {
     Figure {
-        name: name.to_string(),
+        name: name.into(),
         number,
         series: format!("leasehold_{series}"),
-        label: label.to_string(),
+        label: label.into(),
     }
 }
 

@@ -225,7 +225,7 @@ async fn a_command_that_the_user_may_not_run_or_the_server_cannot_hold_writes_no
     let memory = |limit| {
         server
             .server
-            .tell::<()>(&["CONFIG", "SET", "maxmemory", limit])
+            .tell::<()>(&["CONFIG", "SET", "maxmemory", limit]);
     };
     memory("1");
     let full = complete(&store, d.request(), &held, count())

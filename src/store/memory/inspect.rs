@@ -143,15 +143,16 @@ impl State {
                 && filter.task.as_ref().is_none_or(|task| *task == grant.task);
             for (lease, at) in grant.leases.iter().zip(0..) {
                 if let Some(lease) = lease.as_ref().filter(|_| wanted) {
-                    rows.push((
-                        grant.deadline,
-                        self.lease_view(grant, id.plus(at), lease, now),
-                    ));
+                    rows.push((grant.deadline, id.plus(at), grant, lease));
                 }
             }
         }
-        rows.sort_by_key(|(deadline, view)| (*deadline, view.token));
-        paged(rows.into_iter().map(|(_, view)| view), page)
+        rows.sort_unstable_by_key(|(deadline, token, ..)| (*deadline, *token));
+        let views = rows.into_iter().map(|(_, token, grant, lease)| {
+            // Only those of the page are made.
+            self.lease_view(grant, token, lease, now)
+        });
+        paged(views, page)
     }
 
     fn lease_view(

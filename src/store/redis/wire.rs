@@ -163,7 +163,7 @@ impl In {
             }
             if form > 0 {
                 let (form, rest) = (rest.slice(..form), rest.slice(form..));
-                formed(&form, rest, count, stamp, kinds, &mut jobs)?;
+                formed(&form, &rest, count, stamp, kinds, &mut jobs)?;
                 continue;
             }
             let mut records = rest.slice(16 * count..);
@@ -184,7 +184,7 @@ impl In {
 /// lengths.
 fn formed(
     form: &Bytes,
-    rest: Bytes,
+    rest: &Bytes,
     count: usize,
     stamp: Timestamp,
     kinds: &mut Kinds,

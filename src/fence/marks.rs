@@ -120,3 +120,54 @@ impl Marks {
         Ok(mark)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::{JobId, Namespace, QueueName};
+
+    fn scope() -> Scope {
+        Scope::of_job(
+            &Namespace::default(),
+            &QueueName::default(),
+            JobId::generate(),
+        )
+    }
+
+    #[test]
+    fn nobody_below_the_mark_or_the_floor_is_let_in() {
+        let (one, other, token) = (scope(), scope(), FencingToken::new);
+        let mut marks = Marks::default();
+        assert!(marks.is_empty() && marks.mark(&one) == token(0));
+        marks.open(&one, token(5)).unwrap();
+        assert!(!marks.is_empty());
+        assert!(marks.open(&one, token(4)).is_err());
+        assert!(marks.read(&one, token(4)).is_err());
+        assert!(marks.write(&one, token(4)).is_err());
+        assert!(marks.write_once(&one, token(4), "pay").is_err());
+        assert_eq!((marks.mark(&one), marks.mark(&other)), (token(5), token(0)));
+        marks.read(&one, token(5)).unwrap();
+        marks.write(&one, token(6)).unwrap();
+        assert_eq!(marks.mark(&one), token(6));
+
+        // What is pruned is below the floor; what stays keeps its own mark.
+        marks.open(&other, token(8)).unwrap();
+        assert_eq!(marks.len(), 2);
+        marks.prune(token(8));
+        marks.prune(token(3));
+        assert_eq!(marks.len(), 1);
+        assert_eq!((marks.mark(&one), marks.mark(&other)), (token(8), token(8)));
+        assert!(marks.open(&one, token(7)).is_err());
+        marks.open(&one, token(8)).unwrap();
+    }
+
+    #[test]
+    fn a_named_write_is_applied_once_for_each_token() {
+        let (scope, token) = (scope(), FencingToken::new);
+        let mut marks = Marks::default();
+        assert!(marks.write_once(&scope, token(5), "pay").unwrap());
+        assert!(!marks.write_once(&scope, token(5), "pay").unwrap());
+        assert!(marks.write_once(&scope, token(5), "mail").unwrap());
+        assert!(marks.write_once(&scope, token(6), "pay").unwrap());
+    }
+}

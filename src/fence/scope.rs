@@ -132,6 +132,18 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_scope_is_as_long_as_it_says() {
+        let name = "x".repeat(limits::NAME_BYTES);
+        let key = Key::new("k".repeat(limits::KEY_BYTES)).unwrap();
+        let (namespace, queue) = (
+            Namespace::new(&name).unwrap(),
+            QueueName::new(&name).unwrap(),
+        );
+        let longest = Scope::of_key(&namespace, &queue, &key);
+        assert_eq!(longest.as_str().len(), Scope::BYTES);
+    }
+
+    #[test]
     fn what_is_no_scope_is_refused_by_field() {
         for text in ["", "a", "a/b", "a/b/c", "a/b/x:y", "a/b/j:1", "a b/c/k:d"] {
             let error = Scope::parse(text).unwrap_err();

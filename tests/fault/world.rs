@@ -87,8 +87,6 @@ impl World {
     pub(crate) fn flawed(&mut self, slots: usize, flaw: Option<Flaw>) -> Process {
         let mut role = self.role(slots);
         role.flaw = flaw;
-        // However busy the machine is, only who dies loses a lease.
-        role.term = 3 * TERM;
         Process::start(&Role::Worker(role))
     }
 

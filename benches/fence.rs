@@ -201,7 +201,7 @@ async fn in_redis() {
 }
 
 async fn in_postgres() {
-    let server = postgres_server::Postgres::start_durable().expect("PostgreSQL");
+    let server = postgres_server::Server::start(&[]);
     let connected = tokio_postgres::connect(&server.socket(), tokio_postgres::NoTls).await;
     let (mut client, connection) = connected.unwrap();
     tokio::spawn(connection);

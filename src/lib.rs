@@ -53,7 +53,7 @@
 //! | `client.rs` | the door: open, enqueue, start workers, look, intervene |
 //! | `job.rs`, `names.rs`, `lease.rs`, `retry.rs` | data and pure rules: jobs, their names and limits, tokens, receipts and terms, waits |
 //! | `handler.rs`, `context.rs` | what the user writes, and what it is given |
-//! | `transaction.rs` | effect, checkpoint and settlement in the handler's own transaction |
+//! | `transaction/` | effect, checkpoint and settlement in the handler's own transaction |
 //! | `one_step.rs` | effect and settlement in one script of a Redis server |
 //! | `worker.rs` | the one place that wires the parts of a pool together |
 //! | `lifecycle/` | one file per verb: `enqueue`, `claim`, `run`, `renew`, `fence`, `settle`, `expire`, `prune`; `mod.rs` has the transition table |
@@ -73,6 +73,7 @@
 //!
 //! - `sqlite` (default): the store in one SQLite file, for several processes of one machine. The
 //!   memory store is always there.
+//! - `postgres`: the store and the fence in PostgreSQL, for many machines.
 //! - `conformance`: the test cases that every store must pass.
 //! - `prometheus`: metrics as text, served by the dashboard or beside a worker.
 //! - `dashboard`: the web dashboard, as a router for any axum application or a server of its own.
@@ -89,6 +90,8 @@ pub mod clock;
 mod context;
 #[cfg(feature = "dashboard")]
 pub mod dashboard;
+#[cfg(any(feature = "sqlite", feature = "postgres", feature = "redis"))]
+mod ending;
 mod error;
 pub mod executor;
 pub mod fence;
@@ -108,8 +111,8 @@ pub mod retry;
 pub mod store;
 #[cfg(feature = "testing")]
 pub mod testing;
-#[cfg(feature = "sqlite")]
-mod transaction;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub mod transaction;
 mod worker;
 
 pub use async_trait::async_trait;

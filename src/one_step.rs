@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::context::Context;
+use crate::ending::{Ending, native};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::redis::Commands;
 use crate::handler::Failure;
@@ -56,24 +57,13 @@ impl Context {
         self.redis_store()?;
         #[cfg(feature = "testing")]
         crate::testing::await_point().await;
-        let lease = self.lease();
-        // A renewal that sees the end of the lease must not take it for a loss.
-        lease.hand_in();
-        match self.complete_by(&commands).await {
-            Ok(verdict) if verdict.is_held() => {
-                lease.complete(verdict);
-                self.pool().end(&self.held, self.index);
-                Ok(())
-            }
-            Ok(_) => {
-                lease.take_back();
-                Err(self.refused(Verb::Settle))
-            }
-            Err(error) => {
-                lease.take_back();
-                Err(error.into())
-            }
+        let ending = Ending::of(self);
+        let verdict = self.complete_by(&commands).await?;
+        if !verdict.is_held() {
+            return Err(self.refused(Verb::Settle));
         }
+        ending.is_over(verdict);
+        Ok(())
     }
 
     /// Sends the call until its answer is known.
@@ -113,9 +103,5 @@ impl Context {
 }
 
 fn redis_store(store: &dyn Store) -> Result<&RedisStore> {
-    let native = store.native().and_then(|native| native.downcast_ref());
-    native.ok_or_else(|| {
-        let why = format!("the store is {}, and the commands Redis's", store.name());
-        Error::new(ErrorKind::Unsupported, why)
-    })
+    native(store, "Redis")
 }

@@ -1,7 +1,7 @@
 //! Every case of the conformance suite on every store.
 
 #[cfg(feature = "postgres")]
-#[path = "postgres/server.rs"]
+#[path = "support/postgres.rs"]
 mod server;
 
 use leasehold::clock::ManualClock;

@@ -1,8 +1,8 @@
 //! Renew ∥ settle ∥ cancel ∥ revoke ∥ drain ∥ drop inside the runtime, on real threads.
 //!
 //! Nobody knows the right answers here: the shared checker judges the history of every round. The
-//! same meetings, one await at a time and replayable, are in `tests/simulation`; the meeting that no
-//! await separates, of a bell and whoever rings it, is walked here in every order.
+//! same meetings, one await at a time and replayable, are in `tests/simulation`; those that no await
+//! separates, one step of a lock or an atomic at a time, in `tests/shuttle`.
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
@@ -228,48 +228,4 @@ impl Store for CheckThenAct {
     async fn prune(&self, request: PruneRequest) -> Result<u64> {
         self.0.prune(request).await
     }
-}
-
-/// The steps of one thread.
-type Steps = &'static [fn(&mut Bell)];
-
-/// A bell that is hung up when somebody first listens, as `lifecycle::fence` does it.
-#[derive(Clone, Copy, Default)]
-#[allow(clippy::struct_excessive_bools, reason = "each is one memory cell")]
-struct Bell {
-    stopped: bool,
-    hung: bool,
-    rung: bool,
-    /// What the listener saw of the reason.
-    saw: bool,
-}
-
-const STOP: Steps = &[|bell| bell.stopped = true, |bell| bell.rung |= bell.hung];
-const LISTEN: Steps = &[|bell| bell.hung = true, |bell| bell.rung |= bell.stopped];
-/// Looks for a reason before the bell is up.
-const LOOK_FIRST: Steps = &[
-    |bell| bell.saw = bell.stopped,
-    |bell| bell.hung = true,
-    |bell| bell.rung |= bell.saw,
-];
-
-/// Whether the bell has rung in the end, in every order of the steps of two threads.
-fn always_rings(bell: Bell, a: Steps, b: Steps) -> bool {
-    if a.is_empty() && b.is_empty() {
-        return bell.rung;
-    }
-    let go = |steps: Steps| {
-        let mut bell = bell;
-        let (first, rest) = steps.split_first()?;
-        first(&mut bell);
-        Some((bell, rest))
-    };
-    go(a).is_none_or(|(bell, a)| always_rings(bell, a, b))
-        && go(b).is_none_or(|(bell, b)| always_rings(bell, a, b))
-}
-
-#[test]
-fn a_bell_that_is_hung_up_while_it_is_rung_rings() {
-    assert!(always_rings(Bell::default(), STOP, LISTEN));
-    assert!(!always_rings(Bell::default(), STOP, LOOK_FIRST));
 }

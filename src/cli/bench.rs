@@ -39,7 +39,9 @@ const UPKEEP: Duration = Duration::from_millis(500);
 ///          decodes it and awaits the same handler, boxed. sqlite: one connection to a file in the
 ///          same directory, WAL, `synchronous` as for the store, inserts and then deletes
 ///          (DELETE … RETURNING) rows with the same payload, 100 in a transaction. redis: one
-///          connection, 8 calls in flight, RPUSH of 100 payloads and then LPOP of 100.
+///          connection, 8 calls in flight, RPUSH of 100 payloads and then LPOP of 100. postgres: one
+///          table with a key that counts up, one connection, INSERT of 100 payloads and then
+///          DELETE … SKIP LOCKED RETURNING of 100, each a transaction, as durable as the store.
 ///
 /// Exit code 1 if a job was lost or ran twice.
 #[derive(Debug, clap::Args)]
@@ -81,6 +83,9 @@ enum Target {
     Redis {
         url: String,
         namespace: Namespace,
+    },
+    Postgres {
+        url: String,
     },
 }
 
@@ -162,8 +167,13 @@ impl Target {
                     namespace: Namespace::new(name)?,
                 });
             }
+            if scheme.starts_with("postgres") {
+                let url = format!("{address}?{}", query.join("&"));
+                return Ok(Self::Postgres { url });
+            }
             return Err(Trouble::Usage(format!(
-                "bench: cannot measure {scheme:?} stores; memory:, sqlite: and redis: can be measured"
+                "bench: cannot measure {scheme:?} stores; memory:, sqlite:, redis: and postgres: can \
+                 be measured"
             )));
         };
         let path = path.strip_prefix("//").unwrap_or(path);
@@ -189,7 +199,9 @@ impl Target {
     async fn open(&self) -> Result<Client, Trouble> {
         match self {
             Self::Memory => Ok(Client::new(Arc::new(MemoryStore::new()))),
-            Self::Sqlite { url, .. } | Self::Redis { url, .. } => Ok(Client::open(url).await?),
+            Self::Sqlite { url, .. } | Self::Redis { url, .. } | Self::Postgres { url } => {
+                Ok(Client::open(url).await?)
+            }
         }
     }
 
@@ -204,6 +216,7 @@ impl Target {
                     .map_err(|error| Trouble::Failed(format!("bench: {error}")))?
             }
             Self::Redis { url, namespace } => bench_raw::redis(url, namespace, jobs, payload).await,
+            Self::Postgres { url } => bench_raw::postgres(url, jobs, payload).await,
         }
     }
 

@@ -13,6 +13,7 @@ use super::Trouble;
 use super::bench_run::{BATCH, Bare, Count, Numbered, Tally, rate};
 use crate::clock::monotonic;
 use crate::job::Namespace;
+use crate::store::postgres::bare::Table;
 use crate::store::redis::bare::List;
 
 /// Jobs a second.
@@ -161,6 +162,31 @@ pub(super) async fn redis(
         });
     }
     all(callers).await?;
+    Ok(Rates {
+        enqueue,
+        drain: rate(jobs, began.elapsed()),
+    })
+}
+
+/// One table; payloads go in and come out, a hundred in a transaction.
+pub(super) async fn postgres(url: &str, jobs: usize, payload: usize) -> Result<Rates, Trouble> {
+    let table = Table::create(url).await?;
+    let rates = through(&table, jobs, payload).await;
+    table.drop().await?;
+    rates
+}
+
+async fn through(table: &Table, jobs: usize, payload: usize) -> Result<Rates, Trouble> {
+    let make = Numbered::maker(payload);
+    let began = monotonic();
+    for from in (0..jobs).step_by(BATCH) {
+        let numbers = from..(from + BATCH).min(jobs);
+        let batch: Result<Vec<_>, Trouble> = numbers.map(|n| encode(&make(n))).collect();
+        table.push(&batch?).await?;
+    }
+    let enqueue = rate(jobs, began.elapsed());
+    let began = monotonic();
+    while table.pop(BATCH).await? > 0 {}
     Ok(Rates {
         enqueue,
         drain: rate(jobs, began.elapsed()),

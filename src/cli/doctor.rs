@@ -22,7 +22,7 @@ Exit codes:
 #[command(after_help = EXIT_CODES)]
 pub(super) struct Args {
     /// The store, instead of --url: also `redis://…`, `rediss://…`, `redis+sentinel://…`,
-    /// `redis+cluster://…`
+    /// `redis+cluster://…`, `postgres://…`
     #[arg(value_name = "URL")]
     store: Option<String>,
     /// As --output json
@@ -72,6 +72,7 @@ async fn examine(url: &str) -> Result<Vec<Finding>, Trouble> {
             let full = !query.split('&').any(|pair| pair == "synchronous=normal");
             Ok(crate::store::sqlite::doctor::examine(path.as_ref(), full)?)
         }
+        "postgres" | "postgresql" => Ok(crate::store::postgres::doctor::examine(url).await?),
         _ => Ok(crate::store::redis::doctor::examine(url).await?),
     }
 }

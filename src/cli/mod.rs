@@ -58,7 +58,7 @@ mod workers;
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, after_help = exit::CODES, disable_help_subcommand = true)]
 struct Cli {
-    /// The store, if `LEASEHOLD_URL` does not name it: `sqlite://PATH`, `redis://HOST`, `postgres://HOST/DATABASE`, with `?namespace=NAME`
+    /// The store, if `LEASEHOLD_URL` does not name it: `sqlite://PATH`, `sqlite:///ABSOLUTE/PATH`, `redis://HOST`, `postgres://HOST/DATABASE` or `memory:`, with `?namespace=NAME`
     #[arg(
         long,
         global = true,

@@ -188,13 +188,13 @@ impl HeldLease {
     }
 
     /// The handler is not done with it after all.
-    #[cfg(any(feature = "sqlite", feature = "redis"))]
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "redis"))]
     pub(crate) fn take_back(&self) {
         self.handed_in.store(false, Ordering::Release);
     }
 
     /// It was completed in one step with what the handler did.
-    #[cfg(any(feature = "sqlite", feature = "redis"))]
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "redis"))]
     pub(crate) fn complete(&self, verdict: Verdict) {
         let _ = self.rare().completed.set(verdict);
     }

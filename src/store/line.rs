@@ -1,7 +1,14 @@
-//! Where SQL stores put jobs, and how they page through them.
+//! Where SQL stores put jobs, and how they show them and page through them.
 
-use crate::inspect::{Page, Paged, ParkedView};
-use crate::job::{JobRecord, JobState, Key};
+use std::sync::Arc;
+
+use super::bounded;
+use super::held::Held;
+use crate::clock::Timestamp;
+use crate::error::{Error, Result};
+use crate::inspect::{JobView, LeaseView, Page, Paged, ParkedView};
+use crate::job::{JobRecord, JobState, Key, QueueName, limits};
+use crate::lifecycle::LeaseFacts;
 
 pub(crate) const SCHEDULED: i64 = 0;
 pub(crate) const PARKED: i64 = 1;
@@ -49,6 +56,76 @@ pub(crate) fn paged<T>(mut rows: Vec<(String, T)>, most: usize) -> Paged<T> {
     Paged {
         rows: rows.into_iter().map(|(_, row)| row).collect(),
         next,
+    }
+}
+
+/// How many rows a page has.
+pub(crate) fn rows(page: &Page) -> Result<usize> {
+    bounded("rows", page.rows, limits::PAGE_ROWS)?;
+    Ok(page.rows)
+}
+
+/// The refusal of a cursor.
+pub(crate) fn foreign(cursor: &str) -> Error {
+    let found = format!("{} bytes of text", cursor.len());
+    Error::invalid("page", found, "a cursor of this store")
+}
+
+/// A cursor of two numbers.
+pub(crate) fn pair(cursor: &str) -> Result<(i64, i64)> {
+    let parts = cursor.split_once('.');
+    let parts = parts.and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+    parts.ok_or_else(|| foreign(cursor))
+}
+
+/// A cursor of one number.
+pub(crate) fn single(cursor: Option<&str>, first: i64) -> Result<i64> {
+    cursor.map_or(Ok(first), |cursor| {
+        cursor.parse().map_err(|_| foreign(cursor))
+    })
+}
+
+/// The cursor of a job that is parked behind its key.
+pub(crate) fn parked(cursor: &str) -> Result<(Vec<u8>, i64)> {
+    let parts = cursor.split_once('.');
+    let parts = parts.and_then(|(seq, key)| Some((unhex(key)?, seq.parse().ok()?)));
+    parts.ok_or_else(|| foreign(cursor))
+}
+
+/// A job without a lease.
+pub(crate) fn waiting(queue: &QueueName, state: JobState, job: JobRecord) -> JobView {
+    JobView {
+        queue: queue.clone(),
+        state,
+        parked: false,
+        job: Arc::new(job),
+        lease: None,
+        settled_at: None,
+    }
+}
+
+/// A lease of a live grant.
+pub(crate) fn lease_view(
+    queue: &QueueName,
+    held: &Held,
+    facts: &LeaseFacts,
+    job: &JobRecord,
+    now: Timestamp,
+) -> LeaseView {
+    LeaseView {
+        queue: queue.clone(),
+        job: job.id,
+        kind: job.kind.clone(),
+        token: facts.token,
+        owner: Arc::clone(&facts.owner),
+        task: Arc::clone(&facts.task),
+        attempt: job.attempt(),
+        granted_at: facts.granted_at,
+        time_left: held.deadline.since(now),
+        term: held.term,
+        renewals: facts.renewals,
+        cancel: facts.cancel,
+        progress: facts.progress.clone(),
     }
 }
 

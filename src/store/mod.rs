@@ -34,6 +34,10 @@ pub(crate) mod held;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) mod line;
 pub(crate) mod memory;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+pub(crate) mod percent;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) mod pick;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 #[cfg(any(feature = "sqlite", feature = "redis", feature = "postgres"))]
@@ -42,6 +46,8 @@ pub(crate) mod record;
 pub(crate) mod redis;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) mod statements;
 mod wake;
 
 pub(crate) use call::bounded;

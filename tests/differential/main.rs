@@ -15,7 +15,7 @@ mod program;
 #[cfg(all(unix, feature = "redis"))]
 mod redis;
 #[cfg(feature = "postgres")]
-#[path = "../postgres/server.rs"]
+#[path = "../support/postgres.rs"]
 mod server;
 #[cfg(all(unix, feature = "redis"))]
 #[path = "../support/mod.rs"]

@@ -1,7 +1,8 @@
 //! Stores with one protection removed, for the arms that must fail.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold::inspect::{Query, View};
@@ -20,6 +21,41 @@ pub(crate) enum Flaw {
     CompletesAtClaim,
     /// A process takes any number of suspects at once.
     CrowdsSuspects,
+    /// No flaw of the store, but of the way to it: every call arrives twice, and the one before it
+    /// once more.
+    SendsTwice,
+    /// The same where nobody looks at request ids.
+    SendsTwiceUnnamed,
+    /// Whoever does not get an answer asks again, under another request id.
+    RepeatsUnnamed,
+    /// Whoever does not get an answer asks again at once.
+    RepeatsAtOnce,
+    /// Renewals are never sent.
+    NeverRenews,
+}
+
+/// A call that bears a name.
+trait Named: Clone {
+    fn name(&mut self) -> Vec<&mut RequestId>;
+}
+
+macro_rules! named {
+    ($($request:ty),*) => { $(
+        impl Named for $request {
+            fn name(&mut self) -> Vec<&mut RequestId> {
+                vec![&mut self.request]
+            }
+        }
+    )* };
+}
+
+named!(EnqueueRequest, SettleRequest, CheckpointRequest);
+
+impl Named for ClaimRequest {
+    fn name(&mut self) -> Vec<&mut RequestId> {
+        let riders = self.settle.as_mut().map(|riders| &mut riders.request);
+        std::iter::once(&mut self.request).chain(riders).collect()
+    }
 }
 
 #[derive(Clone)]
@@ -28,6 +64,8 @@ pub(crate) struct Broken {
     flaw: Flaw,
     session: SessionId,
     lanes: Arc<AtomicU32>,
+    /// The last settlements of each lane.
+    before: Arc<Mutex<HashMap<u32, SettleRequest>>>,
 }
 
 impl Broken {
@@ -37,6 +75,42 @@ impl Broken {
             inner,
             flaw,
             lanes: Arc::default(),
+            before: Arc::default(),
+        }
+    }
+
+    fn rename(&self, request: &mut impl Named) {
+        for name in request.name() {
+            *name = RequestId {
+                session: self.session,
+                lane: self.lanes.fetch_add(1, Ordering::Relaxed),
+                seq: 1,
+            };
+        }
+    }
+
+    /// Sends a call as often and under as many names as the flaw will have it. The last answer
+    /// counts.
+    async fn send<R: Named, T, F>(&self, mut request: R, send: impl Fn(R) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
+        let mut answer = send(request.clone()).await;
+        while answer.is_err() && self.flaw == Flaw::RepeatsAtOnce {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            answer = send(request.clone()).await;
+        }
+        match self.flaw {
+            Flaw::SendsTwice if answer.is_ok() => send(request).await,
+            Flaw::SendsTwiceUnnamed if answer.is_ok() => {
+                self.rename(&mut request);
+                send(request).await
+            }
+            Flaw::RepeatsUnnamed if answer.is_err() => {
+                self.rename(&mut request);
+                send(request).await
+            }
+            _ => answer,
         }
     }
 
@@ -78,12 +152,15 @@ impl Store for Broken {
     }
 
     async fn enqueue(&self, request: EnqueueRequest) -> Result<Vec<Enqueued>> {
-        self.inner.enqueue(request).await
+        self.send(request, |request| self.inner.enqueue(request))
+            .await
     }
 
     async fn claim(&self, mut request: ClaimRequest) -> Result<Claimed> {
         request.admit_suspect |= self.flaw == Flaw::CrowdsSuspects;
-        let claimed = self.inner.claim(request).await?;
+        let claimed = self
+            .send(request, |request| self.inner.claim(request))
+            .await?;
         if self.flaw == Flaw::CompletesAtClaim && !claimed.grants.is_empty() {
             self.complete(&claimed).await?;
         }
@@ -91,15 +168,33 @@ impl Store for Broken {
     }
 
     async fn renew(&self, beats: Vec<Beat>) -> Result<Vec<Renewal>> {
-        self.inner.renew(beats).await
+        if self.flaw == Flaw::NeverRenews {
+            return std::future::pending().await;
+        }
+        let answer = self.inner.renew(beats.clone()).await;
+        match self.flaw {
+            Flaw::SendsTwice if answer.is_ok() => self.inner.renew(beats).await,
+            _ => answer,
+        }
     }
 
     async fn settle(&self, request: SettleRequest) -> Result<Vec<Verdict>> {
-        self.inner.settle(request).await
+        let lane = request.request.lane;
+        let send = |request| self.inner.settle(request);
+        let answer = self.send(request.clone(), send).await;
+        if self.flaw == Flaw::SendsTwice {
+            // One that was long under way arrives now. The checker sees what became of it.
+            let before = self.before.lock().unwrap().insert(lane, request);
+            if let Some(before) = before {
+                let _ = self.inner.settle(before).await;
+            }
+        }
+        answer
     }
 
     async fn checkpoint(&self, request: CheckpointRequest) -> Result<Vec<Checkpointed>> {
-        self.inner.checkpoint(request).await
+        self.send(request, |request| self.inner.checkpoint(request))
+            .await
     }
 
     async fn reap(&self, request: ReapRequest) -> Result<Vec<Expiry>> {

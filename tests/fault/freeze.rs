@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use crate::MACHINE;
 use crate::process::{Killed, Process};
 use crate::roles::{Errand, Role};
+use crate::table::{Row, report};
 use crate::world::{TERM, World, assert_in_order, figures};
 
 const ZOMBIES: usize = 4;
@@ -31,9 +32,17 @@ async fn freeze(world: &World, process: &Process, owner: &str) -> bool {
     matches!(writes, Ok(Ok(_))) && first.count() == ZOMBIES
 }
 
+/// What became of a zombie's calls.
+struct Thawed {
+    checkpoints: u64,
+    refused: u64,
+    takeovers: Vec<Duration>,
+    stale: usize,
+}
+
 /// Freezes a worker in mid-job past its term, and thaws it when its successor has completed
-/// everything, or is in the midst of it. False if it could not be frozen.
-async fn thawed(after_the_end: bool) -> bool {
+/// everything, or is in the midst of it. None if it could not be frozen.
+async fn thawed(after_the_end: bool) -> Option<Thawed> {
     let mut world = World::new();
     let jobs = world
         .enqueue(&[const { Errand::Zombie { millis: 1_000 } }; ZOMBIES])
@@ -45,8 +54,10 @@ async fn thawed(after_the_end: bool) -> bool {
         frozen.hear("began");
     }
     if !freeze(&world, &frozen, &owner).await {
-        return false;
+        return None;
     }
+    let leases = world.leases(&owner).await;
+    let looked = SystemClock.now();
     let role = world.role(ZOMBIES);
     let heir = role.owner.clone();
     let mut successor = Process::start(&Role::Worker(role));
@@ -71,6 +82,7 @@ async fn thawed(after_the_end: bool) -> bool {
     let done = world.jobs(JobState::Completed).await;
     assert_in_order(&queue, &done);
     let mut stale = 0;
+    let mut takeovers = Vec::new();
     for view in &done {
         let [first, second] = &view.job.history[..] else {
             panic!("{view:?}");
@@ -78,6 +90,10 @@ async fn thawed(after_the_end: bool) -> bool {
         assert_eq!(first.end, LeaseEnd::Expired(Cause::Deadline));
         assert_eq!(second.end, LeaseEnd::Completed);
         assert_eq!((&*first.owner, &*second.owner), (&*owner, &*heir));
+        // A frozen owner's last sign of life was a term before its deadline.
+        let held = leases.iter().find(|lease| lease.token == first.token);
+        let alive = looked.after(held.unwrap().time_left).before(TERM);
+        takeovers.push(second.granted_at.since(alive));
         let saved = view.job.checkpoint.as_ref().unwrap();
         assert_eq!(saved.token, second.token, "a stale checkpoint");
         let unguarded = world.unguarded(view.job.id);
@@ -100,19 +116,39 @@ async fn thawed(after_the_end: bool) -> bool {
         // The control arm: what is not fenced keeps what the zombie wrote last.
         assert_eq!(stale, ZOMBIES, "this test cannot fail");
     }
-    true
+    Some(Thawed {
+        checkpoints: refused as u64,
+        refused: queue.ledger.fenced,
+        takeovers,
+        stale,
+    })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frozen_worker() {
     let _machine = MACHINE.read().await;
+    let (mut pause, mut checkpoint) = (Row::default(), Row::default());
     for after_the_end in [true, false] {
         let mut tries = 0;
-        while !thawed(after_the_end).await {
-            tries += 1;
+        let thawed = loop {
+            match thawed(after_the_end).await {
+                Some(thawed) => break thawed,
+                None => tries += 1,
+            }
             assert!(tries < 10, "found no moment to freeze the worker");
+        };
+        pause.acknowledged += ZOMBIES as u64;
+        pause.refused += thawed.refused;
+        pause.takeovers.extend(thawed.takeovers);
+        checkpoint.acknowledged += ZOMBIES as u64;
+        checkpoint.refused += thawed.checkpoints;
+        if after_the_end {
+            pause.control = format!("{} of {ZOMBIES} values overwritten", thawed.stale);
+            checkpoint.control.clone_from(&pause.control);
         }
     }
+    report("owner pause, stale owner resume", pause);
+    report("stale checkpoint", checkpoint);
 }
 
 /// Has a process hold the write lock, frozen, for two seconds amid the work; it is then killed.
@@ -190,6 +226,16 @@ async fn frozen_inside_a_transaction() {
         last.as_millis(),
         long.expired_deadline,
     ));
+    let row = Row {
+        acknowledged: JOBS as u64,
+        refused: short.ledger.fenced,
+        control: format!(
+            "{} expired; with a term of 6 s none",
+            short.ledger.expired()
+        ),
+        ..Row::default()
+    };
+    report("frozen inside a SQLite transaction", row);
     assert!(last <= TERM + Duration::from_millis(250), "{last:?}");
     assert_eq!(
         (long.completed, long.expired()),

@@ -12,6 +12,7 @@ use leasehold::{ErrorKind, NewJob};
 
 use crate::MACHINE;
 use crate::roles::Errand;
+use crate::table::{Row, report};
 use crate::world::{TERM, World, assert_in_order, figures};
 
 /// A small disk in memory, unmounted when it goes. Not smaller: the store's log alone takes 16 MiB
@@ -160,6 +161,18 @@ async fn full_disk() {
     assert_eq!(jobs.len(), stored);
     let finished = world.done();
     assert!(jobs.iter().all(|view| finished.contains(&view.job.id)));
+    let row = Row {
+        acknowledged: stored as u64,
+        lost: stored as u64 - queue.ledger.completed,
+        refused: refused as u64,
+        control: format!(
+            "a queue that does not look: {} of {} lost",
+            careless.acknowledged - careless.stored(),
+            careless.acknowledged
+        ),
+        ..Row::default()
+    };
+    report("full disk", row);
     drop(workers);
     drop(world);
     drop(disk);

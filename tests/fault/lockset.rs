@@ -22,12 +22,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::MACHINE;
 #[cfg(feature = "postgres")]
-use crate::postgres_server::Postgres;
+use crate::postgres_server::Server;
 use crate::process::Process;
-#[cfg(feature = "redis")]
-use crate::redis_server::Standalone;
 use crate::register::Place;
 use crate::roles::{GO, Role, say};
+#[cfg(feature = "redis")]
+use crate::support::redis::Standalone;
+use crate::table::{Row, report};
 use crate::world::figures;
 
 const HOLDERS: usize = 5;
@@ -262,7 +263,7 @@ async fn run(arm: Arm, queue: String, place: Place) -> Tally {
 }
 
 /// All three arms, side by side: `on` tells where an arm's queue and register are.
-async fn experiment(name: &str, on: impl Fn(Arm) -> (String, Place)) {
+async fn experiment(name: &str, on: impl Fn(Arm) -> (String, Place)) -> Row {
     let arms = [Arm::NoFence, Arm::WritesOnly, Arm::Fenced];
     let begin = Instant::now();
     let tallies = arms.map(|arm| {
@@ -297,6 +298,14 @@ async fn experiment(name: &str, on: impl Fn(Arm) -> (String, Place)) {
         writes.lost > 0,
         "checked on writes only: this test cannot fail"
     );
+    let lost = |tally: &Tally| format!("{} of {}", tally.lost, tally.updates());
+    Row {
+        acknowledged: fenced.updates() as u64,
+        lost: fenced.lost as u64,
+        refused: fenced.refused as u64,
+        control: format!("no fence: {}; on writes only: {}", lost(none), lost(writes)),
+        ..Row::default()
+    }
 }
 
 /// Where something is, for each arm.
@@ -317,7 +326,7 @@ fn queues(dir: &Path) -> Vec<(&'static str, On<String>)> {
     )]
     let mut queues: Vec<(_, On<String>)> = vec![("sqlite", Box::new(sqlite))];
     #[cfg(feature = "redis")]
-    if campaign() {
+    if crate::in_campaign() {
         let server = Standalone::start(&[]);
         let redis = move |_| {
             let namespace = leasehold::JobId::generate();
@@ -338,8 +347,8 @@ fn registers(dir: &Path) -> Vec<(&'static str, On<Place>)> {
     )]
     let mut registers: Vec<(_, On<Place>)> = vec![("sqlite", Box::new(sqlite))];
     #[cfg(feature = "postgres")]
-    if campaign() {
-        let server = Postgres::start().expect("the campaign needs PostgreSQL");
+    if crate::in_campaign() {
+        let server = Server::start(&["fsync=off"]);
         let postgres = move |arm| {
             let table = format!("register_{arm:?}").to_lowercase();
             Place::Postgres(server.socket(), table)
@@ -347,7 +356,7 @@ fn registers(dir: &Path) -> Vec<(&'static str, On<Place>)> {
         registers.push(("postgres", Box::new(postgres)));
     }
     #[cfg(feature = "redis")]
-    if campaign() {
+    if crate::in_campaign() {
         let server = Standalone::start(&[]);
         let redis = move |arm| Place::Redis(server.url().to_owned(), format!("{arm:?}"));
         registers.push(("redis", Box::new(redis)));
@@ -355,19 +364,17 @@ fn registers(dir: &Path) -> Vec<(&'static str, On<Place>)> {
     registers
 }
 
-#[cfg(any(feature = "postgres", feature = "redis"))]
-fn campaign() -> bool {
-    std::env::var("LEASEHOLD_CAMPAIGN").is_ok_and(|value| value == "1")
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lock_set() {
     let _machine = MACHINE.read().await;
     let dir = tempfile::tempdir().unwrap();
+    let mut rows = Vec::new();
     for (queue, queue_at) in queues(dir.path()) {
         for (register, register_at) in registers(dir.path()) {
             let name = format!("{queue} queue, {register} register");
-            experiment(&name, |arm| (queue_at(arm), register_at(arm))).await;
+            let row = experiment(&name, |arm| (queue_at(arm), register_at(arm)));
+            rows.push(row.await);
         }
     }
+    report("resource-side rejection", rows.swap_remove(0));
 }

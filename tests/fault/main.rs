@@ -1,8 +1,9 @@
-//! Real processes on one file: killed, frozen, shut down and starved of disk at any moment.
+//! The fault campaign: real processes and real servers, killed, frozen, cut off, flooded and lied to.
 //!
-//! The test binary is its own child (`roles`); `process` starts it, stops it and listens to it;
-//! `world` has the file and reads the verdict from the store's own records. Every case prints one
-//! line of figures, and goes with an arm in which the protection is missing, and which must fail.
+//! The test binary is its own child (`roles`, `crew`); `process` starts it, stops it and listens to
+//! it. `world` reads the verdict from the store's own records. On a `stage` every process also notes
+//! its calls in one `journal`, which the checker of all tests judges. Every case is a line of the
+//! `table`, and goes with an arm in which the protection is missing, and which must fail.
 
 #![cfg(unix)]
 #![allow(missing_docs, reason = "a test, not an interface")]
@@ -10,23 +11,22 @@
 #![allow(clippy::disallowed_methods, reason = "it measures the real time")]
 
 mod broken;
+mod crew;
+mod journal;
 #[cfg(feature = "postgres")]
 #[path = "../support/postgres.rs"]
 mod postgres_server;
 mod process;
-#[cfg(feature = "redis")]
-#[allow(dead_code, unused_imports, reason = "other tests use more of it")]
-#[allow(
-    clippy::unused_self,
-    clippy::format_push_string,
-    reason = "it is not this test's"
-)]
-#[path = "../support/redis/mod.rs"]
-mod redis_server;
 mod register;
 mod roles;
+mod stage;
+#[path = "../support/mod.rs"]
+mod support;
+mod table;
 mod world;
 
+#[cfg(feature = "redis")]
+mod deploy;
 mod drain;
 mod freeze;
 mod full;
@@ -34,11 +34,29 @@ mod kill;
 mod lockset;
 #[cfg(feature = "redis")]
 mod one_step;
+#[cfg(feature = "redis")]
+mod operator;
+#[cfg(feature = "redis")]
+mod partition;
 mod poison;
 mod produce;
+#[cfg(feature = "redis")]
+mod race;
+#[cfg(feature = "redis")]
+mod repeat;
+#[cfg(feature = "redis")]
+mod server;
+mod skew;
+#[cfg(feature = "redis")]
+mod storm;
 mod together;
 
 use tokio::sync::RwLock;
 
 /// The case with a bound on time has the machine for itself; the others share it.
 static MACHINE: RwLock<()> = RwLock::const_new(());
+
+/// Whether the long run was asked for.
+fn in_campaign() -> bool {
+    std::env::var_os("LEASEHOLD_CAMPAIGN").is_some_and(|value| value == "1")
+}

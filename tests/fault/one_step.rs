@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::MACHINE;
 use crate::process::{PATIENCE, Process};
-use crate::redis_server::Standalone;
 use crate::roles::{Role, say};
+use crate::support::redis::Standalone;
 use crate::world::{TERM, figures};
 
 const WORKERS: usize = 3;
@@ -150,8 +150,7 @@ async fn kill_payers(together: bool, kills: usize, enough: impl Fn(&[u64]) -> bo
 #[ignore = "needs redis-server: ./tests/run"]
 async fn kill9_with_effect_and_settlement_in_one_script_pays_exactly_once() {
     let _shared = MACHINE.read().await;
-    let campaign = std::env::var("LEASEHOLD_CAMPAIGN").is_ok_and(|value| value == "1");
-    let kills = if campaign { 200 } else { 20 };
+    let kills = if crate::in_campaign() { 200 } else { 20 };
     let seen = kill_payers(true, kills, |_| false).await;
     figures(&format!(
         "kill9_in_one_script: {} jobs, {} kills, {} expiries, {} paid, {} paid twice",

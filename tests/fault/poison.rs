@@ -10,6 +10,7 @@ use crate::MACHINE;
 use crate::broken::Flaw;
 use crate::process::Process;
 use crate::roles::Errand;
+use crate::table::{Row, report};
 use crate::world::{World, assert_in_order, figures};
 
 const POISON: Errand = Errand::Poison { millis: 200 };
@@ -85,6 +86,10 @@ async fn work(neighbours: usize, workers: usize, limit: u32, flaw: Option<Flaw>)
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn poison_job() {
     let _machine = MACHINE.read().await;
+    let mut row = Row {
+        control: "neighbours die: in a test of its own".into(),
+        ..Row::default()
+    };
     for limit in [3, 4] {
         let ended = work(99, 2, limit, None).await;
         let hit = ended.healthy(|_, expiries| expiries > 0);
@@ -99,7 +104,9 @@ async fn poison_job() {
         // A suspect has its process for itself, as far as suspects go: nobody is hit a third time.
         assert_eq!(ended.healthy(|_, expiries| expiries > 2), 0);
         assert!(hit > 0, "the poison had no neighbours");
+        row.acknowledged += ended.queue.ledger.enqueued;
     }
+    report("poison job", row);
 }
 
 /// Seven neighbours that are always claimed together with the poison; and the control arm, in which

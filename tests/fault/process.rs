@@ -91,6 +91,21 @@ impl Process {
         }
     }
 
+    /// The same, for a supervisor with more than one thing to do.
+    pub(crate) async fn hears(&mut self, word: &str) -> String {
+        let start = Instant::now();
+        loop {
+            match self.overhear() {
+                Some(line) if line.split(' ').next() == Some(word) => return line,
+                Some(_) => {}
+                None => {
+                    assert!(start.elapsed() < PATIENCE, "the child never said {word:?}");
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            }
+        }
+    }
+
     /// The next line, if it has said one.
     pub(crate) fn overhear(&self) -> Option<String> {
         self.said.try_recv().ok()
@@ -98,9 +113,14 @@ impl Process {
 
     /// Gives it the word that it waits for, and wakes it up.
     pub(crate) fn thaw(&mut self) {
-        let word = self.child.stdin.as_mut().unwrap();
-        word.write_all(b"!").unwrap();
+        self.tell(1);
         self.signal(Signal::CONT);
+    }
+
+    /// Gives it the word that it waits for, so many times.
+    pub(crate) fn tell(&mut self, times: usize) {
+        let word = self.child.stdin.as_mut().unwrap();
+        word.write_all(&vec![b'!'; times]).unwrap();
     }
 
     /// Everything that an ended child has said and nobody heard.

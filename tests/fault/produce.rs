@@ -9,6 +9,7 @@ use leasehold::job::JobState;
 use crate::MACHINE;
 use crate::process::Process;
 use crate::roles::{Errand, ProducerRole, Role};
+use crate::table::{Row, report};
 use crate::world::{World, assert_in_order, figures};
 
 type Note = (u32, u64);
@@ -81,4 +82,12 @@ async fn kill9_of_the_enqueuer() {
     assert_eq!(notes.len() as u64, queue.ledger.enqueued);
     assert_eq!(queue.ledger.completed, queue.ledger.enqueued);
     assert!(lies > 0, "this test cannot fail");
+    let row = Row {
+        acknowledged: stored.len() as u64,
+        lost: lost as u64,
+        duplicated: twice as u64,
+        control: format!("acknowledged too early: {lies} of {} lost", claimed.len()),
+        ..Row::default()
+    };
+    report("kill -9 of the enqueuer", row);
 }

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
 use crate::broken::{Broken, Flaw};
+use crate::crew::{self, CrewRole};
 use crate::lockset::{self, HolderRole};
 
 /// Names the role of a child.
@@ -27,6 +28,9 @@ pub(crate) enum Role {
     Worker(WorkerRole),
     Producer(ProducerRole),
     Holder(HolderRole),
+    Crew(CrewRole),
+    #[cfg(feature = "redis")]
+    Racer(CrewRole),
     #[cfg(feature = "redis")]
     Payer(crate::one_step::PayerRole),
     /// Takes the file's write lock and keeps it.
@@ -117,6 +121,9 @@ fn play() {
         Role::Worker(role) => runtime(role.slots + 2).block_on(work(role)),
         Role::Producer(role) => runtime(2).block_on(produce(role)),
         Role::Holder(role) => runtime(2).block_on(lockset::hold(role)),
+        Role::Crew(role) => runtime(2).block_on(crew::work(role)),
+        #[cfg(feature = "redis")]
+        Role::Racer(role) => runtime(2).block_on(crate::race::race(role)),
         #[cfg(feature = "redis")]
         Role::Payer(role) => runtime(2).block_on(crate::one_step::work(role)),
         Role::LockHolder { db } => hold(&db),

@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use crate::MACHINE;
 use crate::process::Process;
 use crate::roles::Errand;
+use crate::table::{Row, report};
 use crate::world::{World, figures};
 
 const WORKERS: usize = 3;
@@ -91,6 +92,14 @@ async fn kill9_with_effect_and_settlement_in_one_transaction_pays_exactly_once()
     assert_eq!(seen.kills, 200);
     assert!(seen.expired > 0, "nobody was killed at work");
     assert_eq!((seen.paid, seen.twice), (seen.jobs, 0));
+    let row = Row {
+        acknowledged: seen.jobs,
+        lost: seen.jobs - seen.paid,
+        duplicated: seen.twice,
+        control: "two transactions: in a test of its own".into(),
+        ..Row::default()
+    };
+    report("kill -9 in commit", row);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

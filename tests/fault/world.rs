@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::inspect::{self, JobView, LeaseFilter, LeaseView, Page, QueueView};
 use leasehold::job::{JobState, QueueName, limits};
-use leasehold::store::{SqliteStore, Store};
+use leasehold::store::{MemoryStore, SqliteStore, Store};
 use leasehold::{Client, Job as _, JobId, NewJob};
 use tempfile::TempDir;
 
@@ -41,6 +41,17 @@ impl World {
         Self {
             client: Client::new(store),
             db,
+            marks: dir.path().to_owned(),
+            started: 0,
+            _dir: dir,
+        }
+    }
+
+    /// With whatever store its client is given.
+    pub(crate) fn of(dir: TempDir) -> Self {
+        Self {
+            client: Client::new(Arc::new(MemoryStore::new())),
+            db: dir.path().join("jobs.db"),
             marks: dir.path().to_owned(),
             started: 0,
             _dir: dir,

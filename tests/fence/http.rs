@@ -327,9 +327,7 @@ async fn an_sqlite_file_behind_the_layer_conforms() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn a_postgres_database_behind_the_layer_conforms() {
-    let Some(server) = crate::postgres_server::Postgres::start() else {
-        return;
-    };
+    let server = crate::postgres_server::Server::start(&["fsync=off"]);
     let subject = crate::postgres::Pg::in_schema(&Arc::new(server), "bank").await;
     conforms_behind_the_layer("postgres", Arc::new(subject)).await;
 }

@@ -11,14 +11,14 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, GenericClient, NoTls, Transaction};
 
 use crate::conform_side_by_side;
-use crate::postgres_server::Postgres;
+use crate::postgres_server::Server;
 
-async fn connect(server: &Postgres) -> Client {
+async fn connect(server: &Server) -> Client {
     connect_in(server, "public").await
 }
 
 /// A connection that finds its tables in this schema.
-async fn connect_in(server: &Postgres, schema: &str) -> Client {
+async fn connect_in(server: &Server, schema: &str) -> Client {
     let mut config: tokio_postgres::Config = server.socket().parse().unwrap();
     config.options(format!("-c search_path={schema}"));
     let (client, connection) = config.connect(NoTls).await.unwrap();
@@ -26,7 +26,7 @@ async fn connect_in(server: &Postgres, schema: &str) -> Client {
     client
 }
 
-async fn prepared(server: &Postgres) -> Client {
+async fn prepared(server: &Server) -> Client {
     let client = connect(server).await;
     prepare(&client).await;
     client
@@ -41,7 +41,7 @@ async fn prepare(client: &Client) {
 
 /// Marks and lists in a schema of their own.
 pub(crate) struct Pg {
-    server: Arc<Postgres>,
+    server: Arc<Server>,
     schema: String,
     idle: Arc<Mutex<Vec<Client>>>,
     /// For what goes past the fence.
@@ -49,7 +49,7 @@ pub(crate) struct Pg {
 }
 
 impl Pg {
-    pub(crate) async fn in_schema(server: &Arc<Postgres>, schema: &str) -> Self {
+    pub(crate) async fn in_schema(server: &Arc<Server>, schema: &str) -> Self {
         let create = format!("CREATE SCHEMA {schema}");
         let admin = connect(server).await;
         admin.batch_execute(&create).await.unwrap();
@@ -176,10 +176,7 @@ impl Holder for PgHolder {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn a_postgres_transaction_conforms() {
-    let Some(server) = Postgres::start() else {
-        return;
-    };
-    let server = Arc::new(server);
+    let server = Arc::new(Server::start(&["fsync=off"]));
     let mut subjects: Vec<Box<dyn Subject>> = Vec::new();
     for n in 0..8 {
         let subject = Pg::in_schema(&server, &format!("lane_{n}")).await;
@@ -199,9 +196,7 @@ fn token(n: u64) -> FencingToken {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn scopes_opened_at_once_never_deadlock_and_one_by_one_one_side_is_told() {
-    let Some(server) = Postgres::start() else {
-        return;
-    };
+    let server = Server::start(&["fsync=off"]);
     let mut one = prepared(&server).await;
     let mut two = connect(&server).await;
     let (a, b) = (scope("a"), scope("b"));
@@ -250,9 +245,7 @@ async fn scopes_opened_at_once_never_deadlock_and_one_by_one_one_side_is_told() 
 #[ignore = "needs postgresql: ./tests/run"]
 async fn an_older_owner_waits_for_the_row_and_is_then_refused_at_every_isolation_level() {
     use tokio_postgres::IsolationLevel as Level;
-    let Some(server) = Postgres::start() else {
-        return;
-    };
+    let server = Server::start(&["fsync=off"]);
     let mut one = prepared(&server).await;
     let mut two = connect(&server).await;
     let levels = [
@@ -288,9 +281,7 @@ async fn an_older_owner_waits_for_the_row_and_is_then_refused_at_every_isolation
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn marks_survive_a_killed_server_and_missing_tables_are_named() {
-    let Some(mut server) = Postgres::start_durable() else {
-        return;
-    };
+    let mut server = Server::start(&[]);
     let mut client = connect(&server).await;
     let tx = client.transaction().await.unwrap();
     let error = (&tx)

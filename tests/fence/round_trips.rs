@@ -97,8 +97,8 @@ mod redis {
         let mut opened = opened.unwrap();
         let (run, trips) = wire.count(opened.run_all(count())).await;
         assert_eq!((run.unwrap().len(), trips), (1, 1), "written");
-        let scope = scope();
-        let with = fence.open_with(&scope, token(3), count());
+        let at = scope();
+        let with = fence.open_with(&at, token(3), count());
         let (run, trips) = wire.count(with).await;
         assert_eq!((run.unwrap().1.len(), trips), (1, 1), "opened and written");
     }
@@ -146,7 +146,7 @@ mod postgres {
     use tokio_postgres::{Client, Config, NoTls};
 
     use super::{Wire, scope};
-    use crate::postgres_server::Postgres;
+    use crate::postgres_server::Server;
 
     async fn write(client: &mut Client, token: Option<u64>) {
         let tx = client.transaction().await.unwrap();
@@ -165,9 +165,7 @@ mod postgres {
     #[tokio::test]
     #[ignore = "needs postgresql: ./tests/run"]
     async fn opening_is_one_statement_of_the_callers_transaction() {
-        let Some(server) = Postgres::start() else {
-            return;
-        };
+        let server = Server::start(&["fsync=off"]);
         let mut config: Config = server.url().parse().unwrap();
         let port = config.get_ports()[0];
         let wire = Wire::before(([127, 0, 0, 1], port).into()).await;

@@ -1,6 +1,6 @@
 //! `leasehold migrate`: for PostgreSQL only.
 
-use crate::postgres_server::Postgres;
+use crate::postgres_server::Server;
 use crate::world::{leasehold, refused, sqlite, stderr};
 
 #[test]
@@ -27,9 +27,7 @@ fn another_store_or_a_dead_server_is_one_line() {
 #[test]
 #[ignore = "needs postgresql: ./tests/run"]
 fn a_new_database_gets_its_tables_and_keeps_them() {
-    let Some(server) = Postgres::start() else {
-        return;
-    };
+    let server = Server::start(&["fsync=off"]);
     for _ in 0..2 {
         let mut migrate = leasehold(&["migrate"]);
         let output = migrate.args(["--url", &server.url()]).output().unwrap();

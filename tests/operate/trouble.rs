@@ -112,7 +112,12 @@ fn gives_up(url: &str, args: &[&str]) {
     let text = crate::world::stderr(&output);
     assert_eq!(output.status.code(), Some(3), "{args:?}: {text}");
     assert_eq!(text.lines().count(), 1, "{args:?}: {text}");
-    assert!(text.contains("redis"), "{args:?}: {text}");
+    let store = if url.starts_with("redis") {
+        "redis"
+    } else {
+        "postgres"
+    };
+    assert!(text.contains(store), "{args:?}: {text}");
     assert!(!text.contains("hunter2"), "{args:?}: {text}");
     assert!(output.stdout.is_empty(), "{args:?}");
     assert!(began.elapsed() < SOON, "{args:?}: {:?}", began.elapsed());
@@ -123,22 +128,24 @@ async fn a_dead_server_is_one_line_and_soon() {
     // Bound and not listening: nobody else gets the port, and whoever knocks is turned away.
     let closed = tokio::net::TcpSocket::new_v4().unwrap();
     closed.bind(([127, 0, 0, 1], 0).into()).unwrap();
-    let dead = format!("redis://ann:hunter2@{}", closed.local_addr().unwrap());
+    let at = closed.local_addr().unwrap();
     for args in COMMANDS.iter().chain(&OTHERS[..3]) {
-        gives_up(&dead, args);
+        gives_up(&format!("redis://ann:hunter2@{at}"), args);
+        gives_up(&format!("postgres://ann:hunter2@{at}/app"), args);
     }
     // One that takes calls and says nothing.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let url = format!("redis://ann:hunter2@{}", silent.local_addr().unwrap());
+    let at = silent.local_addr().unwrap();
     for args in [&["stats"][..], &["enqueue", "mail"]] {
-        gives_up(&url, args);
+        gives_up(&format!("redis://ann:hunter2@{at}"), args);
+        gives_up(&format!("postgres://ann:hunter2@{at}/app"), args);
     }
 }
 
 #[test]
 fn what_bench_cannot_measure_it_says() {
-    let url = "postgres://ann:hunter2@127.0.0.1:1/app";
-    refused(leasehold(&["bench", url]), 2, "cannot measure \"postgres\"");
+    let url = "mysql://ann:hunter2@127.0.0.1:1/app";
+    refused(leasehold(&["bench", url]), 2, "cannot measure \"mysql\"");
 }
 
 #[test]

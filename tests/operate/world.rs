@@ -15,6 +15,7 @@ use leasehold::store::{
 use leasehold::{Client, JobId, NewJob, Receipt};
 use serde_json::Value;
 
+use crate::postgres_server::Server;
 use crate::redis_server::Standalone;
 
 /// A place where a store can be opened by its URL, and is gone with its guard.
@@ -39,6 +40,14 @@ macro_rules! on_each_store {
             #[ignore = "needs redis-server: ./tests/run"]
             async fn $test() {
                 super::$test(crate::world::redis).await;
+            })+
+        }
+
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread")]
+            #[ignore = "needs postgresql: ./tests/run"]
+            async fn $test() {
+                super::$test(crate::world::postgres).await;
             })+
         }
     };
@@ -72,6 +81,24 @@ pub(crate) fn redis() -> Place {
     let namespace = NAMESPACES.fetch_add(1, Ordering::Relaxed);
     Place {
         url: format!("{}?namespace=n{namespace}&index=true", server.url()),
+        _guard: Box::new(server),
+    }
+}
+
+/// The same on PostgreSQL.
+pub(crate) fn postgres() -> Place {
+    static SERVER: Mutex<Weak<Server>> = Mutex::new(Weak::new());
+    static NAMESPACES: AtomicUsize = AtomicUsize::new(0);
+
+    let mut shared = SERVER.lock().unwrap_or_else(PoisonError::into_inner);
+    let server = shared.upgrade().unwrap_or_else(|| {
+        let server = Arc::new(Server::start(&["fsync=off", "max_connections=400"]));
+        *shared = Arc::downgrade(&server);
+        server
+    });
+    let namespace = NAMESPACES.fetch_add(1, Ordering::Relaxed);
+    Place {
+        url: format!("{}?namespace=n{namespace}", server.url()),
         _guard: Box::new(server),
     }
 }

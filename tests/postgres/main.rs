@@ -6,8 +6,21 @@
     reason = "a test that panics has failed; processes and servers live in real time"
 )]
 
+#[allow(dead_code, reason = "Redis needs more of it")]
+#[path = "../support/redis/certs.rs"]
+mod certs;
+mod complete;
+#[cfg(feature = "cli")]
+mod doctor;
 mod faults;
+mod freeze;
+mod full;
+mod kill;
+mod locks;
+mod pooler;
+#[path = "../support/postgres.rs"]
 mod server;
+mod tls;
 mod tokens;
 mod transaction;
 

@@ -1,25 +1,15 @@
-//! The effect and the settlement in one transaction: both or neither, whoever is killed.
+//! Calls of the store in a transaction of the caller's.
 
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use leasehold::Verdict;
 use leasehold::clock::SystemClock;
 use leasehold::inspect;
-use leasehold::job::{JobState, Namespace};
-use leasehold::store::{PostgresOptions, PostgresStore, Store};
-use leasehold::{Receipt, Verdict};
 
-use crate::server::{Server, shared};
-use crate::{Caller, answered, complete, job};
+use crate::server::shared;
+use crate::{Caller, complete, job};
 
 const TERM: Duration = Duration::from_secs(60);
-const SHORT: Duration = Duration::from_secs(2);
-const ROLE: &str = "LEASEHOLD_TEST_POSTGRES_WORKER";
-
-fn kills(campaign: usize) -> usize {
-    let long = std::env::var("LEASEHOLD_CAMPAIGN").is_ok_and(|value| value == "1");
-    if long { campaign } else { 20 }
-}
 
 #[tokio::test]
 #[ignore = "needs postgresql: ./tests/run"]
@@ -64,6 +54,22 @@ async fn a_refused_call_leaves_the_transaction_as_it_was() {
     );
     let refused = caller.store.enqueue_in(&tx, vec![big]).await.unwrap_err();
     assert_eq!(refused.kind(), leasehold::ErrorKind::InvalidInput);
+    let jobs = vec![job().unique("one").unwrap()];
+    caller.store.enqueue_in(&tx, jobs.clone()).await.unwrap();
+    // The limit on waiting for locks was ours, for our own steps.
+    let limit = tx.query_one("SHOW lock_timeout", &[]).await.unwrap();
+    assert_eq!(limit.get::<_, String>(0), "0");
+    let mut other = server.client().await;
+    let second = other.transaction().await.unwrap();
+    second
+        .batch_execute("SET LOCAL lock_timeout = '50ms'")
+        .await
+        .unwrap();
+    let refused = caller.store.enqueue_in(&second, jobs).await.unwrap_err();
+    assert_eq!(refused.kind(), leasehold::ErrorKind::Contended);
+    let limit = second.query_one("SHOW lock_timeout", &[]).await.unwrap();
+    assert_eq!(limit.get::<_, String>(0), "50ms", "the caller's own limit");
+    second.commit().await.unwrap();
     tx.commit().await.unwrap();
     let rows = db.query("SELECT n FROM own_effect", &[]).await.unwrap();
     assert_eq!(rows.len(), 1);
@@ -103,142 +109,4 @@ async fn a_replaced_owner_is_refused_and_its_effect_rolled_back() {
     tx.commit().await.unwrap();
     let rows = db.query("SELECT n FROM zombie_effect", &[]).await.unwrap();
     assert_eq!(rows.iter().map(|row| row.get(0)).collect::<Vec<i32>>(), [2]);
-}
-
-/// Works one job in a transaction. False: there was none. None: the server was gone.
-async fn work(caller: &mut Caller, server: &Server) -> Option<bool> {
-    let request = caller.claim_request(1, SHORT);
-    let grants = caller.store.claim(request).await.ok()?.grants;
-    let Some(grant) = grants.first() else {
-        return Some(false);
-    };
-    settle(caller, server, grant.receipt(&grant.leases[0])).await
-}
-
-async fn settle(caller: &Caller, server: &Server, receipt: Receipt) -> Option<bool> {
-    let (mut db, connection) = server.config().connect(tokio_postgres::NoTls).await.ok()?;
-    tokio::spawn(connection);
-    let tx = db.transaction().await.ok()?;
-    let id = receipt.job().to_string();
-    let effect = "INSERT INTO effects (job) VALUES ($1)";
-    tx.execute(effect, &[&id]).await.ok()?;
-    let verdict = caller.store.settle_in(&tx, &complete(receipt)).await.ok()?;
-    if verdict.is_held() {
-        tx.commit().await.ok()?;
-    }
-    Some(true)
-}
-
-/// Works until nothing is left, waiting for the leases of the dead, and asserts one effect per job.
-async fn drained(caller: &mut Caller, server: &Server, jobs: usize) {
-    loop {
-        let _ = work(caller, server).await;
-        let queues = answered(|| inspect::queues(&caller.store)).await;
-        let counts = queues[0].counts;
-        assert_eq!(counts.of(JobState::Dead), 0, "no job was to die");
-        if counts.ready + counts.leased + counts.scheduled == 0 {
-            assert!(queues[0].ledger.balances());
-            break;
-        }
-    }
-    let db = server.client().await;
-    let rows = db
-        .query("SELECT job, count(*) FROM effects GROUP BY job", &[])
-        .await
-        .unwrap();
-    assert_eq!(rows.len(), jobs, "every job has an effect");
-    for row in rows {
-        assert_eq!(
-            row.get::<_, i64>(1),
-            1,
-            "{}: more than once",
-            row.get::<_, String>(0)
-        );
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs postgresql: ./tests/run"]
-async fn every_effect_once_when_the_server_is_killed() {
-    let mut server = Server::start(&["fsync=off"]);
-    let db = server.client().await;
-    db.batch_execute("CREATE TABLE effects (job text)")
-        .await
-        .unwrap();
-    let store = PostgresStore::with(server.config(), Server::options())
-        .await
-        .unwrap();
-    let mut caller = Caller::new(store).await;
-    let rounds = kills(200);
-    let mut jobs = 0;
-    for _ in 0..rounds {
-        // A call that the last kill cut off is not repeated here: the caller starts a new session.
-        caller = Caller::new(caller.store.clone()).await;
-        caller.enqueue(3).await;
-        jobs += 3;
-        let until = tokio::time::sleep(Duration::from_micros(fastrand::u64(0..30_000)));
-        tokio::select! {
-            () = until => {}
-            () = async { while work(&mut caller, &server).await == Some(true) {} } => {}
-        }
-        server.kill();
-        server.launch();
-    }
-    caller = Caller::new(caller.store.clone()).await;
-    drained(&mut caller, &server, jobs).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs postgresql: ./tests/run"]
-async fn every_effect_once_when_workers_are_killed() {
-    let server = Server::start(&["fsync=off"]);
-    let db = server.client().await;
-    db.batch_execute("CREATE TABLE effects (job text)")
-        .await
-        .unwrap();
-    let options = PostgresOptions::new().namespace(Namespace::new("killed").unwrap());
-    let store = PostgresStore::with(server.config(), options).await.unwrap();
-    let mut caller = Caller::new(store).await;
-    let rounds = kills(200);
-    let mut jobs = 0;
-    for _ in 0..rounds {
-        caller.enqueue(10).await;
-        jobs += 10;
-        let before = effects(&db).await;
-        let mut worker = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "transaction::worker_process", "--ignored"])
-            .env(ROLE, server.url())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        // It is at work: from here on any moment will do.
-        while effects(&db).await == before {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        tokio::time::sleep(Duration::from_micros(fastrand::u64(0..10_000))).await;
-        worker.kill().unwrap();
-        worker.wait().unwrap();
-    }
-    drained(&mut caller, &server, jobs).await;
-}
-
-async fn effects(db: &tokio_postgres::Client) -> i64 {
-    let row = db.query_one("SELECT count(*) FROM effects", &[]).await;
-    row.unwrap().get(0)
-}
-
-/// Not a test: the process that the test above kills.
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "the process that another test kills"]
-async fn worker_process() {
-    let Ok(url) = std::env::var(ROLE) else { return };
-    let store = PostgresStore::open(&format!("{url}?namespace=killed"))
-        .await
-        .unwrap();
-    let mut caller = Caller::new(store).await;
-    let server = Server::elsewhere(&url);
-    loop {
-        let _ = work(&mut caller, &server).await;
-    }
 }

@@ -17,5 +17,6 @@ mod proxy;
 mod replies;
 mod restart;
 mod servers;
+mod steps;
 mod store;
 mod tokens;

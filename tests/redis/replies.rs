@@ -17,12 +17,15 @@ use leasehold::store::{
 use leasehold::{ErrorKind, JobId, Result, Verdict};
 
 use crate::support::proxy::Proxy;
-use crate::support::redis::Standalone;
+use crate::support::redis::{Cluster, Server, Standalone};
 
 const HELD: Verdict = Verdict::Held {
     late: false,
     cancel: false,
 };
+
+/// A plain call takes one request, one that turns out not to be plain a second.
+const PLAIN_FIRST: &[usize] = &[0, 1];
 
 /// A call that bears a name.
 trait Named: Clone {
@@ -60,29 +63,87 @@ impl Named for ClaimRequest {
 struct World {
     d: Driver,
     proxy: Proxy,
+    partitions: u16,
     /// The flaw: a repeat goes under a new name, as if there were no request ids.
     forgets: bool,
     calm: AtomicBool,
-    _one: Standalone,
+    _servers: Servers,
+}
+
+/// Where the calls go.
+enum Servers {
+    One(#[expect(dead_code, reason = "it ends with its guard")] Standalone),
+    Six(
+        #[expect(dead_code, reason = "they end with their guard")] Cluster,
+        #[expect(dead_code, reason = "they end with their guard")] Vec<Proxy>,
+    ),
 }
 
 impl World {
     async fn new(index: bool, forgets: bool) -> Self {
+        Self::before_one(index, forgets, 1).await
+    }
+
+    async fn before_one(index: bool, forgets: bool, partitions: u16) -> Self {
         let one = Standalone::start(&[]);
         let proxy = Proxy::start(one.server.port()).await;
+        let url = format!("redis://127.0.0.1:{}", proxy.port());
+        let options = RedisOptions::new(url).index(index).partitions(partitions);
+        Self::open(options, partitions, forgets, proxy, Servers::One(one)).await
+    }
+
+    /// Before each primary of a cluster, which says that this is where it can be reached.
+    async fn before_six(partitions: u16) -> Self {
+        let mut six = Cluster::start(&[]);
+        // A replica would follow its primary through the proxy, and be counted.
+        six.nodes[3..].iter_mut().for_each(Server::kill);
+        let first = Proxy::start(six.nodes[0].port()).await;
+        let mut proxies = Vec::new();
+        for node in &six.nodes[1..3] {
+            proxies.push(first.beside(node.port()).await);
+        }
+        for (node, proxy) in six.nodes.iter().zip([&first].into_iter().chain(&proxies)) {
+            let port = proxy.port().to_string();
+            node.tell::<()>(&["CONFIG", "SET", "cluster-announce-port", &port]);
+        }
+        let ports: Vec<u16> = [&first]
+            .into_iter()
+            .chain(&proxies)
+            .map(Proxy::port)
+            .collect();
+        six.announced(&ports);
+        let url = format!("redis+cluster://127.0.0.1:{}", first.port());
+        let options = RedisOptions::new(url).partitions(partitions);
+        Self::open(
+            options,
+            partitions,
+            false,
+            first,
+            Servers::Six(six, proxies),
+        )
+        .await
+    }
+
+    async fn open(
+        options: RedisOptions,
+        partitions: u16,
+        forgets: bool,
+        proxy: Proxy,
+        servers: Servers,
+    ) -> Self {
         let clock = ManualClock::default();
-        let options = RedisOptions::new(format!("redis://127.0.0.1:{}", proxy.port()))
+        let options = options
             .namespace(Namespace::new("replies").unwrap())
-            .index(index)
             .clock(clock.clone());
         let store = RedisStore::open(options).unwrap();
         let d = Driver::new(Arc::new(ManualFixture::new(store, clock))).await;
         let world = Self {
             d,
             proxy,
+            partitions,
             forgets,
             calm: AtomicBool::new(true),
-            _one: one,
+            _servers: servers,
         };
         // Scripts are loaded and the session is known: from here on a verb's requests are its own.
         world.round().await;
@@ -98,10 +159,12 @@ impl World {
         mut call: R,
         send: impl AsyncFn(R) -> Result<T>,
     ) -> T {
+        // Every partition that a call visits takes requests of its own.
+        let more = usize::from(self.partitions - 1);
         let pass = if self.forgets {
             places[0]
         } else {
-            places[fastrand::usize(..places.len())]
+            places[fastrand::usize(..places.len())] + fastrand::usize(..=more)
         };
         let hit = usize::from(!self.calm.load(Ordering::Relaxed));
         self.proxy.lose_replies(pass, hit);
@@ -122,7 +185,7 @@ impl World {
     async fn enqueue(&self, jobs: Vec<NewJob>) -> Vec<JobId> {
         let call = self.d.enqueue_request(jobs);
         let send = async |call| self.d.store().enqueue(call).await;
-        let answers = self.known(&[0], call, send).await;
+        let answers = self.known(PLAIN_FIRST, call, send).await;
         let new = answers.into_iter().map(|answer| match answer {
             Enqueued::New(id) => id,
             Enqueued::Duplicate(id) => panic!("a duplicate of {id}"),
@@ -133,7 +196,7 @@ impl World {
     async fn claim(&self, max: usize) -> Vec<Held> {
         let call = self.d.claim_request(max);
         let send = async |call| self.d.store().claim(call).await;
-        Held::all(&self.known(&[0], call, send).await)
+        Held::all(&self.known(PLAIN_FIRST, call, send).await)
     }
 
     /// Settles on the way of a claim.
@@ -144,14 +207,14 @@ impl World {
         riders.request = self.d.request_on(1);
         call.settle = Some(riders);
         let send = async |call| self.d.store().claim(call).await;
-        let claimed = self.known(&[0], call, send).await;
+        let claimed = self.known(PLAIN_FIRST, call, send).await;
         (Held::all(&claimed), claimed.settled)
     }
 
     async fn settle(&self, held: &Held, outcome: Outcome) -> Verdict {
         let call = self.d.settle_request(vec![(held, outcome)]);
         let send = async |call| self.d.store().settle(call).await;
-        self.known(&[0], call, send).await[0]
+        self.known(PLAIN_FIRST, call, send).await[0]
     }
 
     async fn checkpoint(&self, held: &Held) -> Checkpointed {
@@ -207,7 +270,12 @@ impl World {
         let mut jobs = vec![job(); 4];
         jobs.push(job().retention(Duration::from_secs(1)));
         let ids = self.enqueue(jobs).await;
-        let held = self.claim(5).await;
+        // Of several partitions each has its own order.
+        let mut held = self.claim(5).await;
+        if self.partitions == 1 {
+            assert_eq!(held.iter().map(Held::id).collect::<Vec<_>>(), ids);
+        }
+        held.sort_by_key(|held| ids.iter().position(|id| *id == held.id()));
         assert_eq!(held.iter().map(Held::id).collect::<Vec<_>>(), ids);
         let saved = self.checkpoint(&held[0]).await;
         assert!(matches!(saved, Checkpointed::Saved { .. }), "{saved:?}");
@@ -261,11 +329,13 @@ fn bury() -> Outcome {
     }
 }
 
-/// 10,000 in both tests together on a campaign.
-async fn replies_get_lost(index: bool) {
+/// 10,000 in the first two tests together on a campaign.
+fn losses() -> usize {
     let campaign = std::env::var("LEASEHOLD_CAMPAIGN").is_ok_and(|value| value == "1");
-    let losses = if campaign { 5_000 } else { 200 };
-    let world = World::new(index, false).await;
+    if campaign { 5_000 } else { 200 }
+}
+
+async fn replies_get_lost(world: World, losses: usize) {
     let mut rounds = 1;
     while world.proxy.lost() < losses {
         world.round().await;
@@ -296,13 +366,32 @@ async fn replies_get_lost(index: bool) {
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn a_lost_reply_costs_nothing() {
-    replies_get_lost(false).await;
+    replies_get_lost(World::new(false, false).await, losses()).await;
 }
 
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn a_lost_reply_costs_nothing_with_an_index() {
-    replies_get_lost(true).await;
+    replies_get_lost(World::new(true, false).await, losses()).await;
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_lost_reply_costs_nothing_across_partitions() {
+    for index in [false, true] {
+        let world = World::before_one(index, false, 3).await;
+        replies_get_lost(world, losses() / 4).await;
+    }
+}
+
+/// The cluster's client repeats by itself what it thinks was lost; that is one more repeat.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_lost_reply_costs_nothing_in_a_cluster() {
+    for partitions in [1, 3] {
+        let world = World::before_six(partitions).await;
+        replies_get_lost(world, losses() / 10).await;
+    }
 }
 
 /// Control arm: without request ids every verb does harm, or lies about what it did.
@@ -325,7 +414,11 @@ async fn without_request_ids_a_lost_reply_does_harm() {
         1,
         "and yet it was applied"
     );
-    assert!(world.settle(&held[1], complete()).await.is_fenced());
+    // With a result: never tried as a plain one.
+    let done = Outcome::Complete {
+        result: Some("done".into()),
+    };
+    assert!(world.settle(&held[1], done).await.is_fenced());
     assert_eq!(world.retry_dead().await, 0);
     assert_eq!(
         d.snapshot().await.audit.len(),

@@ -1,245 +1,400 @@
-//! A private PostgreSQL server: started in a directory of its own, stopped, killed, started again.
-//!
-//! It ends with its guard. If the test process is killed, a watchdog that reads a pipe from it sees
-//! the end of the pipe and stops the server. The server refuses to run as root: then it runs as
-//! another user.
+//! Private PostgreSQL servers for tests: started on a free port in a directory of their own, killed,
+//! frozen and restarted at will, and gone with the test, however that ends. Where PostgreSQL is not
+//! installed, a test that needs it fails.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::disallowed_methods, reason = "it waits on the real time")]
 
-use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, getuid, kill_process};
-use tempfile::TempDir;
+use leasehold::clock::Clock;
+use leasehold::job::Namespace;
+use leasehold::store::{PostgresOptions, PostgresStore};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use tokio_postgres::{Client, Config, NoTls};
 
-/// How long a server may take for what it is waited for. Only a hang takes that long.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// The server refuses to run as root: then it runs as nobody.
+const NOBODY: u32 = 65_534;
+/// How long a server may take to start. Only a hang takes that long.
+const READY_WITHIN: Duration = Duration::from_secs(120);
 
-pub(crate) struct Postgres {
+/// A running server.
+pub(crate) struct Server {
+    dir: PathBuf,
     bin: PathBuf,
     port: u16,
-    durable: bool,
-    process: Option<(Child, Child)>,
-    dir: TempDir,
+    settings: Vec<String>,
+    /// Once it has answered, it keeps its port: others know its URL.
+    answered: bool,
+    child: Option<Child>,
+    /// Ends when its input does, that is with this process, and takes the server along.
+    watch: Option<Child>,
 }
 
-impl Postgres {
-    /// Starts a new server. None if there is none on this machine and nobody requires one.
-    ///
-    /// Commits do not wait for the disk: for tests of order, which keep nothing.
-    pub(crate) fn start() -> Option<Self> {
-        Self::with(false)
+/// One server for all tests of a binary that do it no harm.
+pub(crate) fn shared() -> &'static Server {
+    static SHARED: OnceLock<Server> = OnceLock::new();
+    SHARED.get_or_init(|| Server::start(&["max_connections=400", "fsync=off"]))
+}
+
+fn bin() -> PathBuf {
+    let versions = std::fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten();
+    let mut found: Vec<PathBuf> = versions
+        .flatten()
+        .map(|version| version.path().join("bin"))
+        .chain(std::env::split_paths(
+            &std::env::var_os("PATH").unwrap_or_default(),
+        ))
+        .filter(|dir| dir.join("initdb").exists() && dir.join("pg_isready").exists())
+        .collect();
+    found.sort();
+    let newest = found.pop();
+    newest.expect("PostgreSQL is not installed here: ./tests/run installs it")
+}
+
+pub(crate) fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A command of the server's, as somebody who may run it.
+pub(crate) fn command(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    if is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    command.current_dir("/").stdin(Stdio::null());
+    command
+}
+
+fn run(command: &mut Command) {
+    let done = command.output().expect("a command that starts");
+    let text = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{command:?}: {text}");
+}
+
+impl Server {
+    /// Starts a fresh server.
+    pub(crate) fn start(settings: &[&str]) -> Self {
+        let mut server = Self::made(settings);
+        server.launch();
+        server
     }
 
-    /// The same, with commits that wait for the disk.
-    pub(crate) fn start_durable() -> Option<Self> {
-        Self::with(true)
-    }
-
-    fn with(durable: bool) -> Option<Self> {
-        let Some(bin) = programs() else {
-            let required = std::env::var("LEASEHOLD_REQUIRE").unwrap_or_default();
-            let required = required.split(',').any(|name| name == "postgres");
-            assert!(!required, "PostgreSQL is required, and not installed");
-            eprintln!("no PostgreSQL here: ./tests/run installs it");
-            return None;
-        };
-        let dir = tempfile::tempdir().unwrap();
-        // Another user has to find the way in.
-        let open = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(dir.path(), open).unwrap();
-        for part in ["data", "socket"] {
-            std::fs::create_dir(dir.path().join(part)).unwrap();
-            if getuid().is_root() {
-                let owner = Command::new("chown")
-                    .arg("postgres")
-                    .arg(dir.path().join(part))
-                    .status();
-                assert!(owner.unwrap().success());
-            }
+    /// Starts a fresh server that offers encryption, with the files of a certificate and its key.
+    pub(crate) fn start_tls(certificate: &Path, key: &Path) -> Self {
+        let mut server = Self::made(&["fsync=off", "ssl=on"]);
+        for (from, to) in [(certificate, "server.crt"), (key, "server.key")] {
+            let to = server.data().join(to);
+            std::fs::copy(from, &to).expect("to copy");
+            server.own(&to);
         }
-        let mut server = Self {
-            bin,
-            port: 0,
-            durable,
-            process: None,
-            dir,
-        };
-        let mut initdb = server.program("initdb");
-        initdb
+        server.launch();
+        server
+    }
+
+    /// A file or a directory for the server alone.
+    pub(crate) fn own(&self, path: &Path) {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = if path.is_dir() { 0o700 } else { 0o600 };
+        let closed = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(path, closed).expect("to close it");
+        if is_root() {
+            std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).expect("to give it away");
+        }
+    }
+
+    /// A server that has not been started.
+    fn made(settings: &[&str]) -> Self {
+        let server = Self::empty(settings);
+        run(command(&server.bin.join("initdb"))
             .args([
                 "-U",
-                "leasehold",
+                "postgres",
                 "-A",
                 "trust",
                 "-E",
                 "UTF8",
                 "--locale=C",
-                "--no-sync",
+                "-N",
                 "-D",
             ])
-            .arg(server.path("data"));
-        let made = initdb.stdout(Stdio::null()).output().unwrap();
-        assert!(
-            made.status.success(),
-            "initdb: {}",
-            String::from_utf8_lossy(&made.stderr)
-        );
-        server.launch();
-        Some(server)
+            .arg(server.data()));
+        server
     }
 
-    fn path(&self, part: &str) -> PathBuf {
-        self.dir.path().join(part)
-    }
-
-    /// A program of the server, as a user under whom it agrees to run.
-    fn program(&self, name: &str) -> Command {
-        let program = self.bin.join(name);
-        let mut command = if getuid().is_root() {
-            let mut command = Command::new("setpriv");
-            command
-                .args(["--reuid=postgres", "--regid=postgres", "--clear-groups"])
-                .arg(program);
-            command
-        } else {
-            Command::new(program)
-        };
-        // The test's own directory may be closed to that user.
-        command.current_dir("/").stdin(Stdio::null());
-        command
-    }
-
-    /// Starts the server in its place, again if it was stopped or killed.
-    pub(crate) fn launch(&mut self) {
-        for _ in 0..10 {
-            let free = TcpListener::bind("127.0.0.1:0").unwrap();
-            self.port = free.local_addr().unwrap().port();
-            drop(free);
-            if self.try_launch() {
-                return;
-            }
+    /// A place for a server, without data.
+    fn empty(settings: &[&str]) -> Self {
+        let dir = tempfile::Builder::new()
+            .prefix("leasehold-pg-")
+            .tempdir()
+            .expect("a directory")
+            .keep();
+        if is_root() {
+            std::os::unix::fs::chown(&dir, Some(NOBODY), Some(NOBODY)).expect("to give it away");
         }
-        let log = std::fs::read_to_string(self.path("log")).unwrap_or_default();
-        panic!("PostgreSQL does not start: {log}");
-    }
-
-    fn try_launch(&mut self) -> bool {
-        let settings: &[&str] = if self.durable {
-            &[]
-        } else {
-            &[
-                "fsync=off",
-                "synchronous_commit=off",
-                "full_page_writes=off",
-            ]
-        };
-        let log = std::fs::File::create(self.path("log")).unwrap();
-        let child = self
-            .program("postgres")
-            .arg("-D")
-            .arg(self.path("data"))
-            .arg("-k")
-            .arg(self.path("socket"))
-            .args(["-h", "127.0.0.1", "-p", &self.port.to_string(), "-N", "100"])
-            .args(settings.iter().flat_map(|setting| ["-c", *setting]))
-            .args(["-c", "shared_buffers=16MB", "-c", "jit=off"])
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        let watchdog = Command::new("sh")
-            .args(["-c", "cat >/dev/null; kill -QUIT \"$0\""])
-            .arg(child.id().to_string())
+        let clean = "cat > /dev/null; pid=$(head -n 1 \"$1/data/postmaster.pid\" 2> /dev/null); \
+                     [ -z \"$pid\" ] || kill -CONT -- \"-$pid\" 2> /dev/null; \
+                     [ -z \"$pid\" ] || kill -KILL -- \"-$pid\" 2> /dev/null; sleep 0.2; \
+                     umount -l \"$1/small\" 2> /dev/null; rm -rf \"$1\"";
+        let watch = Command::new("sh")
+            .args(["-c", clean, "sh"])
+            .arg(&dir)
             .stdin(Stdio::piped())
+            .stdout(Stdio::null())
             .stderr(Stdio::null())
+            .process_group(0)
             .spawn()
-            .unwrap();
-        self.process = Some((child, watchdog));
-        let start = Instant::now();
-        while !self.is_ready() {
-            let (child, watchdog) = self.process.as_mut().unwrap();
-            if child.try_wait().unwrap().is_some() {
-                let _ = watchdog.kill();
-                let _ = watchdog.wait();
-                self.process = None;
-                return false;
-            }
-            assert!(start.elapsed() < PATIENCE, "PostgreSQL does not start");
-            std::thread::sleep(Duration::from_millis(20));
+            .expect("a watch");
+        Self {
+            dir,
+            bin: bin(),
+            port: free_port(),
+            settings: settings.iter().map(ToString::to_string).collect(),
+            answered: false,
+            child: None,
+            watch: Some(watch),
         }
-        true
     }
 
-    fn is_ready(&self) -> bool {
-        let ready = self
-            .program("pg_isready")
-            .args(["-q", "-h", "127.0.0.1", "-p", &self.port.to_string()])
-            .status();
-        ready.unwrap().success()
+    /// Somebody else's server, known by its URL.
+    pub(crate) fn elsewhere(url: &str) -> Self {
+        let config: Config = url.parse().expect("a good URL");
+        Self {
+            dir: PathBuf::new(),
+            bin: PathBuf::new(),
+            port: config.get_ports()[0],
+            settings: Vec::new(),
+            answered: true,
+            child: None,
+            watch: None,
+        }
     }
 
-    /// How to reach it over TCP.
+    /// Stops, copies all data, and goes on.
+    pub(crate) fn back_up(&mut self) {
+        self.stop();
+        self.copy("data", "backup");
+        self.launch();
+    }
+
+    /// Loses its data, and goes on from the copy.
+    pub(crate) fn restore(&mut self) {
+        self.kill();
+        self.copy("backup", "data");
+        self.launch();
+    }
+
+    fn copy(&self, from: &str, to: &str) {
+        let (from, to) = (self.dir.join(from), self.dir.join(to));
+        let _ = std::fs::remove_dir_all(&to);
+        run(command(Path::new("cp")).arg("-a").args([from, to]));
+    }
+
+    /// A standby that follows this server.
+    pub(crate) fn standby(&self) -> Self {
+        let mut standby = Self::empty(&["fsync=off"]);
+        let port = self.port.to_string();
+        run(command(&self.bin.join("pg_basebackup"))
+            .args(["-h", "127.0.0.1", "-p", &port, "-U", "postgres"])
+            .args(["-R", "-X", "stream", "-c", "fast", "--no-sync", "-D"])
+            .arg(standby.data()));
+        standby.launch();
+        standby
+    }
+
+    /// The standby hears no more of its primary.
+    pub(crate) async fn cut_off(&self) {
+        let db = self.client().await;
+        db.batch_execute("ALTER SYSTEM SET primary_conninfo = ''")
+            .await
+            .expect("to cut it off");
+        db.batch_execute("SELECT pg_reload_conf()")
+            .await
+            .expect("to cut it off");
+        let receives = "SELECT count(*) FROM pg_stat_wal_receiver";
+        while db
+            .query_one(receives, &[])
+            .await
+            .expect("a count")
+            .get::<_, i64>(0)
+            > 0
+        {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    pub(crate) async fn promote(&self) {
+        let db = self.client().await;
+        let done = db.query_one("SELECT pg_promote(true, 60)", &[]).await;
+        assert!(done.expect("to promote it").get::<_, bool>(0));
+    }
+
+    fn data(&self) -> PathBuf {
+        self.dir.join("data")
+    }
+
+    /// Where its files are. What is mounted there as `small` goes with them.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Starts the server on its data, and waits until it answers.
+    pub(crate) fn launch(&mut self) {
+        let began = Instant::now();
+        loop {
+            let log = std::fs::File::options()
+                .create(true)
+                .append(true)
+                .open(self.dir.join("log"))
+                .expect("a log");
+            let mut server = command(&self.bin.join("postgres"));
+            server.arg("-D").arg(self.data()).arg("-k").arg(&self.dir);
+            server.args(["-p", &self.port.to_string()]);
+            server.args(["-c", "listen_addresses=127.0.0.1", "-c", "timezone=UTC"]);
+            for setting in &self.settings {
+                server.args(["-c", setting]);
+            }
+            server.stdout(log.try_clone().expect("a log")).stderr(log);
+            server.process_group(0);
+            self.child = Some(server.spawn().expect("a server"));
+            // After a kill the shared memory of the last one may still be in use: then again.
+            while self.alive() && began.elapsed() < READY_WITHIN {
+                let mut ready = command(&self.bin.join("pg_isready"));
+                ready.args(["-q", "-h", "127.0.0.1", "-p", &self.port.to_string()]);
+                if ready.status().is_ok_and(|status| status.success()) {
+                    self.answered = true;
+                    return;
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            let log = std::fs::read_to_string(self.dir.join("log")).unwrap_or_default();
+            assert!(began.elapsed() < READY_WITHIN, "no server: {log}");
+            self.kill();
+            if !self.answered {
+                // Somebody else may have taken the port.
+                self.port = free_port();
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    fn alive(&mut self) -> bool {
+        let child = self.child.as_mut();
+        child.is_some_and(|child| child.try_wait().is_ok_and(|ended| ended.is_none()))
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        let child = self.child.as_ref().expect("a running server");
+        Pid::from_raw(child.id().cast_signed()).expect("a process")
+    }
+
+    /// CPU time of all its processes, those that have ended included.
+    pub(crate) fn cpu(&self) -> Duration {
+        let first = self.pid().as_raw_nonzero().get().to_string();
+        let ticks = |pid: &str| -> Option<(String, u64)> {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+            // utime, stime, and the same of children that have ended.
+            let spent = fields
+                .get(11..15)?
+                .iter()
+                .filter_map(|n| n.parse::<u64>().ok());
+            Some(((*fields.get(1)?).to_owned(), spent.sum()))
+        };
+        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let spent = processes.filter_map(|process| {
+            let pid = process.file_name().into_string().ok()?;
+            let (parent, spent) = ticks(&pid)?;
+            (pid == first || parent == first).then_some(spent)
+        });
+        Duration::from_millis(spent.sum::<u64>() * 10)
+    }
+
+    /// Kills all of it at once, as the loss of its machine would.
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let pid = Pid::from_raw(child.id().cast_signed()).expect("a process");
+            let _ = kill_process_group(pid, Signal::KILL);
+            let _ = kill_process(pid, Signal::KILL);
+            let _ = child.wait();
+        }
+    }
+
+    /// Stops it in order, and starts it again.
+    pub(crate) fn restart(&mut self) {
+        self.stop();
+        self.launch();
+    }
+
+    fn stop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let pid = Pid::from_raw(child.id().cast_signed()).expect("a process");
+            kill_process(pid, Signal::INT).expect("to stop the server");
+            child.wait().expect("its end");
+        }
+    }
+
     pub(crate) fn url(&self) -> String {
-        format!("postgres://leasehold@127.0.0.1:{}/postgres", self.port)
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
     }
 
     /// How to reach it over its socket.
     pub(crate) fn socket(&self) -> String {
-        let dir = self.path("socket");
         format!(
-            "host={} port={} user=leasehold dbname=postgres",
-            dir.display(),
+            "host={} port={} user=postgres dbname=postgres",
+            self.dir.display(),
             self.port
         )
     }
 
-    pub(crate) fn signal(&self, signal: Signal) {
-        if let Some((child, _)) = &self.process {
-            kill_process(Pid::from_child(child), signal).unwrap();
-        }
+    pub(crate) fn config(&self) -> Config {
+        self.url().parse().expect("a good URL")
     }
 
-    /// SIGKILL to the server's first process; the others notice and go.
-    pub(crate) fn kill(&mut self) {
-        self.end(Signal::KILL);
+    /// A connection of the test's own.
+    pub(crate) async fn client(&self) -> Client {
+        let (client, connection) = self.config().connect(NoTls).await.expect("a connection");
+        tokio::spawn(async move {
+            // It ends when the client or the server does.
+            let _ = connection.await;
+        });
+        client
     }
 
-    /// Stops it in order.
-    pub(crate) fn stop(&mut self) {
-        self.end(Signal::INT);
+    /// A store in a namespace that nobody else has, on a clock of the test's.
+    pub(crate) async fn store(&self, clock: impl Clock) -> PostgresStore {
+        let options = Self::options().connections(4).clock(clock);
+        PostgresStore::with(self.config(), options)
+            .await
+            .expect("a store")
     }
 
-    fn end(&mut self, signal: Signal) {
-        self.signal(signal);
-        if let Some((mut child, mut watchdog)) = self.process.take() {
-            // First the watchdog: the number it would signal is about to be free for others.
-            let _ = watchdog.kill();
-            let _ = watchdog.wait();
-            let _ = child.wait();
-        }
+    /// Options with a namespace that nobody else has.
+    pub(crate) fn options() -> PostgresOptions {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let name = format!("case-{}", NEXT.fetch_add(1, Ordering::Relaxed));
+        PostgresOptions::new().namespace(Namespace::new(name).expect("a good name"))
     }
 }
 
-impl Drop for Postgres {
+impl Drop for Server {
     fn drop(&mut self) {
-        self.end(Signal::QUIT);
+        self.kill();
+        if let Some(mut watch) = self.watch.take() {
+            drop(watch.stdin.take());
+            let _ = watch.wait();
+        }
     }
-}
-
-/// Where the server's programs are: the newest version in the usual places, or in the path.
-fn programs() -> Option<PathBuf> {
-    let versions = std::fs::read_dir("/usr/lib/postgresql")
-        .into_iter()
-        .flatten();
-    let bins = versions.flatten().map(|version| version.path().join("bin"));
-    let newest = bins.filter(|bin| bin.join("initdb").is_file()).max();
-    newest.or_else(|| {
-        let path = std::env::var_os("PATH")?;
-        std::env::split_paths(&path).find(|bin| Path::new(bin).join("initdb").is_file())
-    })
 }

@@ -42,7 +42,6 @@ pub(crate) struct Proxy {
 }
 
 struct Shared {
-    server: SocketAddr,
     mode: watch::Sender<Mode>,
     plan: Mutex<Plan>,
     requests: AtomicUsize,
@@ -60,17 +59,26 @@ struct Plan {
 impl Proxy {
     /// A proxy before the server on a port of this machine.
     pub(crate) async fn start(port: u16) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
-            server: SocketAddr::from(([127, 0, 0, 1], port)),
             mode: watch::Sender::new(Mode::Pass),
             plan: Mutex::default(),
             requests: AtomicUsize::new(0),
             lost: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
         });
-        let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
+        Self::before(port, shared).await
+    }
+
+    /// One more, before another server: mode, plan and counts are shared.
+    pub(crate) async fn beside(&self, port: u16) -> Self {
+        Self::before(port, Arc::clone(&self.shared)).await
+    }
+
+    async fn before(port: u16, shared: Arc<Shared>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let server = SocketAddr::from(([127, 0, 0, 1], port));
+        let accepting = tokio::spawn(accept(listener, server, Arc::clone(&shared)));
         Self {
             address,
             shared,
@@ -117,7 +125,7 @@ impl Drop for Proxy {
     }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, server: SocketAddr, shared: Arc<Shared>) {
     // The connections end with the set, and the set with this task.
     let mut connections = JoinSet::new();
     loop {
@@ -131,7 +139,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
             Mode::Refuse => drop(client),
             _ => {
                 let shared = Arc::clone(&shared);
-                connections.spawn(serve(client, shared));
+                connections.spawn(serve(client, server, shared));
             }
         }
         while connections.try_join_next().is_some() {}
@@ -143,8 +151,8 @@ fn reset(stream: &TcpStream) {
     let _ = stream.set_zero_linger();
 }
 
-async fn serve(client: TcpStream, shared: Arc<Shared>) {
-    let Ok(server) = TcpStream::connect(shared.server).await else {
+async fn serve(client: TcpStream, server: SocketAddr, shared: Arc<Shared>) {
+    let Ok(server) = TcpStream::connect(server).await else {
         return;
     };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
@@ -199,9 +207,12 @@ impl Line<'_> {
     ) {
         let mut mode = self.shared.mode.subscribe();
         let (mut asked, mut said) = (vec![0; 1 << 16], vec![0; 1 << 16]);
+        // A stream that has lost something in its midst cannot go on: its ends would give up on it.
+        let mut torn = false;
         loop {
             let now = *mode.borrow_and_update();
-            if now == Mode::HalfOpen {
+            let losing = matches!(now, Mode::DropRequests | Mode::DropReplies);
+            if now == Mode::HalfOpen || (torn && !losing) {
                 return;
             }
             // What is not read piles up with the sender, like behind a cut cable.
@@ -212,6 +223,7 @@ impl Line<'_> {
                 ready = from_client.readable(), if hears_client => {
                     let Ok(()) = ready else { return };
                     let Some(n) = read(from_client, &mut asked) else { return };
+                    torn |= now == Mode::DropRequests;
                     if now == Mode::DropRequests { continue }
                     if let Mode::Delay(by) = now { tokio::time::sleep(by).await }
                     let due = self.admit(&asked[..n]);
@@ -222,6 +234,7 @@ impl Line<'_> {
                     let Some(n) = read(from_server, &mut said) else { return };
                     if let Mode::Delay(by) = now { tokio::time::sleep(by).await }
                     let (due, lost) = self.answer(&said[..n]);
+                    torn |= now == Mode::DropReplies;
                     if now != Mode::DropReplies
                         && to_client.write_all(&said[..due]).await.is_err() { return }
                     if lost {

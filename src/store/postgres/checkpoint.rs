@@ -20,26 +20,16 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             .iter()
             .map(|checkpoint| (&checkpoint.receipt.queue, checkpoint.receipt.grant))
             .collect();
-        let names: Vec<&str> = wanted.iter().map(|(queue, _)| queue.as_str()).collect();
-        let ((), recalled, queues, grants, now) = tokio::try_join!(biased;
-            self.begin(),
-            self.recall(request.request),
-            self.named(&names),
-            self.lock_grants(&wanted),
-            self.clock()
-        )?;
-        self.now = now;
-        self.keep(&queues)?;
-        if let Some(first) = self.recalled(request.request, Verb::Checkpoint, &recalled)? {
+        let verb = Verb::Checkpoint;
+        if let Some(first) = self.start(request.request, verb, &wanted).await? {
             return Ok(read_checkpoint(&first)?);
         }
-        self.hold(&grants).await?;
         let mut answers = Vec::with_capacity(request.checkpoints.len());
         for checkpoint in &request.checkpoints {
             answers.push(self.checkpoint_one(checkpoint)?);
         }
         let answer = written_checkpoint(&answers);
-        self.remember(request.request, Verb::Checkpoint, answer);
+        self.remember(request.request, verb, answer);
         Ok(answers)
     }
 

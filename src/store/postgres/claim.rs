@@ -1,11 +1,9 @@
 //! claim: expire what is overdue, promote what is due, grant.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio_postgres::GenericClient;
 
 use super::fault::{Done, Fault};
@@ -13,25 +11,11 @@ use super::settle::wanted as wanted_grants;
 use super::tally::Count;
 use super::tx::{Tx, args, moment, time, uuid};
 use crate::error::Verb;
-use crate::job::{JobRecord, limits};
-use crate::lease::{Grant, Lease, Verdict, deadline, tokens_ahead};
+use crate::job::limits;
+use crate::lease::{Grant, Lease, Verdict, tokens_ahead};
 use crate::store::answer::{read_claim, read_verdict, written_claim, written_verdict};
-use crate::store::held::put_head;
+use crate::store::pick::{Pick, Run, earliest, nanos};
 use crate::store::{ClaimQueue, ClaimRequest, Claimed, Settlement, record};
-
-/// A job that was taken out of its line, and where its record ends among those taken with it.
-struct Picked {
-    job: Arc<JobRecord>,
-    flags: u16,
-    end: usize,
-}
-
-/// Jobs taken out of their lines, and their records end to end.
-#[derive(Default)]
-struct Pick {
-    jobs: Vec<Picked>,
-    records: Bytes,
-}
 
 impl<C: GenericClient + Sync> Tx<'_, C> {
     pub(super) async fn claim(&mut self, request: &ClaimRequest) -> Done<Claimed> {
@@ -112,7 +96,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             self.flush().await?;
             let most = left.min(room);
             let pick = self.pick(queue, most, &mut suspect, &mut bytes).await?;
-            left -= pick.jobs.len();
+            left -= pick.len();
             self.grant(queue, &pick, wanted, request, &mut claimed.grants)
                 .await?;
             self.hints(queue, &mut claimed).await?;
@@ -250,26 +234,10 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             ends.push(records.len());
         }
         self.count(queue, Count::Ready, -(rows.len() as i64));
-        self.unpack(records.into(), &ends)
+        Pick::unpack(records.into(), &ends, &mut self.kinds).map_err(Fault::Broken)
     }
 
-    fn unpack(&mut self, records: Bytes, ends: &[usize]) -> Done<Pick> {
-        let mut jobs = Vec::with_capacity(ends.len());
-        let mut start = 0;
-        for &end in ends {
-            let record = records.slice(start..end);
-            let job = record::decode(&record, &mut self.kinds).map_err(Fault::Broken)?;
-            jobs.push(Picked {
-                job: Arc::new(job),
-                flags: record::flags_of(&record),
-                end,
-            });
-            start = end;
-        }
-        Ok(Pick { jobs, records })
-    }
-
-    /// Grants leases on the jobs: one grant for each run of jobs with the same terms.
+    /// Grants leases on the jobs.
     async fn grant(
         &mut self,
         queue: usize,
@@ -278,25 +246,8 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         request: &ClaimRequest,
         grants: &mut Vec<Grant>,
     ) -> Done<()> {
-        let terms_of = |job: &JobRecord| {
-            (
-                job.options.term.unwrap_or(wanted.term),
-                job.options.max_lifetime.unwrap_or(wanted.max_lifetime),
-            )
-        };
-        let mut start = 0;
-        while let Some(first) = pick.jobs.get(start) {
-            let terms = terms_of(&first.job);
-            let mut bytes = 0;
-            let run = pick.jobs[start..].iter().take_while(|picked| {
-                let fits = bytes == 0 || bytes + picked.job.weight() <= limits::GRANT_BYTES;
-                bytes += picked.job.weight();
-                fits && terms_of(&picked.job) == terms
-            });
-            let end = start + run.count();
-            let grant = self.grant_run(queue, pick, start..end, terms, request);
-            grants.push(grant.await?);
-            start = end;
+        for run in pick.runs(wanted) {
+            grants.push(self.grant_run(queue, pick, &run, request).await?);
         }
         Ok(())
     }
@@ -305,48 +256,33 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         &mut self,
         queue: usize,
         pick: &Pick,
-        run: Range<usize>,
-        (term, max_lifetime): (Duration, Duration),
+        run: &Run,
         request: &ClaimRequest,
     ) -> Done<Grant> {
         let now = self.now;
-        let from = run.start.checked_sub(1).map_or(0, |at| pick.jobs[at].end);
-        let jobs = &pick.jobs[run];
         let at = &mut self.queues[queue];
-        let id = at.issuer.issue(jobs.len() as u64, now);
+        let id = at.issuer.issue(run.len() as u64, now);
         at.issued = true;
         let of = at.id;
         self.base.seen.fetch_max(at.issuer.last, Ordering::Relaxed);
-        let deadline = deadline(now, term, now, max_lifetime);
         let mut heads = Vec::new();
-        let mut leases = Vec::with_capacity(jobs.len());
-        let (mut lowest, mut highest, mut end) = (jobs[0].job.id, jobs[0].job.id, from);
-        for (picked, at) in jobs.iter().zip(0_usize..) {
-            let job = &picked.job;
-            lowest = lowest.min(job.id);
-            highest = highest.max(job.id);
-            end = picked.end;
-            put_head(&mut heads, job.id.as_bytes(), at, picked.flags, end - from);
-            leases.push(Lease {
-                token: id.plus(at as u64),
-                job: Arc::clone(job),
-            });
-        }
+        let draft = pick.draft(run, at.name.clone(), id, request, now, &mut heads);
+        let (lowest, highest) = draft.bounds;
         let number = id.get() as i64;
         tokio::try_join!(biased;
             async {
                 let args = args![
                     of => INT4,
                     number => INT8,
-                    time(deadline) => INT8,
+                    time(draft.deadline) => INT8,
                     &request.nonce.as_bytes()[..] => BYTEA,
                     &*request.owner => TEXT,
                     &*request.task => TEXT,
                     time(now) => INT8,
-                    nanos(term) => INT8,
-                    nanos(max_lifetime) => INT8,
-                    leases.len() as i32 => INT4,
-                    vec![0_u8; leases.len().div_ceil(8)] => BYTEA,
+                    nanos(run.term) => INT8,
+                    nanos(run.max_lifetime) => INT8,
+                    run.len() as i32 => INT4,
+                    vec![0_u8; run.len().div_ceil(8)] => BYTEA,
                     uuid(lowest) => UUID,
                     uuid(highest) => UUID,
                 ];
@@ -354,24 +290,15 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             },
             async {
                 let args = args![of => INT4, number => INT8, heads => BYTEA,
-                                 &pick.records[from..end] => BYTEA];
+                                 draft.records => BYTEA];
                 self.run("records_new", args).await
             }
         )?;
-        let granted = leases.len() as i64;
+        let granted = run.len() as i64;
         self.count(queue, Count::Granted, granted);
         self.count(queue, Count::Live, granted);
         self.count(queue, Count::Leased, granted);
-        Ok(Grant {
-            queue: self.queues[queue].name.clone(),
-            partition: 0,
-            id,
-            nonce: request.nonce,
-            granted_at: now,
-            term,
-            granted: deadline.since(now),
-            leases,
-        })
+        Ok(draft.grant)
     }
 
     /// When this queue is worth a claim again. Grants of this transaction that ended are still in
@@ -400,12 +327,4 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         claimed.next_deadline = earliest(claimed.next_deadline, first(&deadline)?);
         Ok(())
     }
-}
-
-fn nanos(duration: Duration) -> i64 {
-    i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
-}
-
-fn earliest(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
-    a.into_iter().chain(b).min()
 }

@@ -81,6 +81,11 @@ pub(super) fn mixed_up() -> Fault {
 /// An engine's error in the words of the crate.
 pub(super) fn explain(error: tokio_postgres::Error) -> Error {
     let (kind, detail) = match error.code() {
+        None if is_tls(&error) => (
+            ErrorKind::Unsupported,
+            "no encrypted connection: the server offers none, or cannot prove who it is; see sslmode \
+             and sslrootcert",
+        ),
         None => (
             ErrorKind::Unavailable,
             "the connection to the server was lost or refused",
@@ -88,6 +93,13 @@ pub(super) fn explain(error: tokio_postgres::Error) -> Error {
         Some(code) => meaning(code),
     };
     Error::new(kind, detail).caused_by(error)
+}
+
+/// The crate below tells it by its text alone.
+fn is_tls(error: &tokio_postgres::Error) -> bool {
+    error
+        .to_string()
+        .starts_with("error performing TLS handshake")
 }
 
 fn meaning(code: &SqlState) -> (ErrorKind, &'static str) {

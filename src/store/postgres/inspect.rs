@@ -2,8 +2,6 @@
 //!
 //! A page's cursor is the key of its last row. All of an answer is read from one snapshot.
 
-use std::sync::Arc;
-
 use tokio_postgres::GenericClient;
 
 use super::fault::{Done, Fault, corrupt};
@@ -11,15 +9,17 @@ use super::place::Place;
 use super::tally::Tally;
 use super::tx::{GrantKey, Tx, args, moment};
 use crate::clock::Timestamp;
-use crate::error::Error;
 use crate::inspect::{
     AuditView, JobView, LeaseFilter, LeaseView, Page, Paged, ParkedView, Query, QueueView, View,
 };
 use crate::job::{JobId, JobRecord, JobState, QueueName, limits};
 use crate::lease::FencingToken;
 use crate::lifecycle::LeaseFacts;
-use crate::store::line::{after_key, hex, paged, parked_view, state_code, unhex};
-use crate::store::{bounded, record};
+use crate::store::line::{
+    after_key, foreign, hex, lease_view, paged, pair, parked, parked_view, rows, single,
+    state_code, waiting,
+};
+use crate::store::record;
 
 const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; \
     SET LOCAL statement_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '10s'";
@@ -69,10 +69,10 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
     }
 
     async fn leases(&mut self, filter: &LeaseFilter, page: &Page) -> Done<Paged<LeaseView>> {
-        let rows = rows(page)?;
+        let rows = rows(page).map_err(Fault::Refused)?;
         let (from, after) = match &page.after {
             None => (0, -1),
-            Some(cursor) => pair(cursor)?,
+            Some(cursor) => pair(cursor).map_err(Fault::Refused)?,
         };
         let queues: Vec<i32> = if let Some(name) = &filter.queue {
             let found = self.named(&[name.as_str()]).await?;
@@ -128,22 +128,8 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
     }
 
     fn lease_view(&self, grant: GrantKey, facts: &LeaseFacts, job: &JobRecord) -> LeaseView {
-        let held = &self.grants[&grant];
-        LeaseView {
-            queue: self.queues[grant.0].name.clone(),
-            job: job.id,
-            kind: job.kind.clone(),
-            token: facts.token,
-            owner: Arc::clone(&facts.owner),
-            task: Arc::clone(&facts.task),
-            attempt: job.attempt(),
-            granted_at: facts.granted_at,
-            time_left: held.deadline.since(self.now),
-            term: held.term,
-            renewals: facts.renewals,
-            cancel: facts.cancel,
-            progress: facts.progress.clone(),
-        }
+        let queue = &self.queues[grant.0].name;
+        lease_view(queue, &self.grants[&grant], facts, job, self.now)
     }
 
     async fn job_view(&mut self, id: JobId) -> Done<Option<JobView>> {
@@ -184,14 +170,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
     }
 
     fn waiting(&self, queue: usize, state: JobState, job: JobRecord) -> JobView {
-        JobView {
-            queue: self.queues[queue].name.clone(),
-            state,
-            parked: false,
-            job: Arc::new(job),
-            lease: None,
-            settled_at: None,
-        }
+        waiting(&self.queues[queue].name, state, job)
     }
 
     async fn jobs(
@@ -200,7 +179,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         state: JobState,
         page: &Page,
     ) -> Done<Paged<JobView>> {
-        let rows = rows(page)?;
+        let rows = rows(page).map_err(Fault::Refused)?;
         let found = self.named(&[queue.as_str()]).await?;
         self.keep(&found)?;
         let Some(queue) = self.known(queue) else {
@@ -228,16 +207,14 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         if let Some(cursor) = &page.after {
             match cursor.split_at_checked(1) {
                 Some(("s", at)) => {
-                    let (line, place) = pair(at)?;
+                    let (line, place) = pair(at).map_err(Fault::Refused)?;
                     from = Some((line as i16, place));
                 }
                 Some(("p", rest)) => {
-                    let (seq, key) = rest.split_once('.').ok_or_else(|| foreign(cursor))?;
-                    let seq = seq.parse().map_err(|_| foreign(cursor))?;
-                    parked_after = (unhex(key).ok_or_else(|| foreign(cursor))?, seq);
+                    parked_after = parked(rest).map_err(Fault::Refused)?;
                     from = None;
                 }
-                _ => return Err(foreign(cursor)),
+                _ => return Err(Fault::Refused(foreign(cursor))),
             }
         }
         if let Some((line, place)) = from {
@@ -265,7 +242,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
     }
 
     async fn parked(&mut self, queue: &QueueName, page: &Page) -> Done<Paged<ParkedView>> {
-        let rows = rows(page)?;
+        let rows = rows(page).map_err(Fault::Refused)?;
         let found = self.named(&[queue.as_str()]).await?;
         self.keep(&found)?;
         let Some(queue) = self.known(queue) else {
@@ -289,10 +266,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         page: &Page,
         rows: usize,
     ) -> Done<Vec<(String, JobView)>> {
-        let after: i64 = match &page.after {
-            None => -1,
-            Some(cursor) => cursor.parse().map_err(|_| foreign(cursor))?,
-        };
+        let after = single(page.after.as_deref(), -1).map_err(Fault::Refused)?;
         let of = self.queues[queue].id;
         let least = after.saturating_sub(limits::GRANT_LEASES as i64);
         let args = args![of => INT4, after + 1 => INT8, least => INT8, rows as i64 + 2 => INT8];
@@ -327,7 +301,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
     ) -> Done<Vec<(String, JobView)>> {
         let (after, seq) = match &page.after {
             None => (-1, -1),
-            Some(cursor) => pair(cursor)?,
+            Some(cursor) => pair(cursor).map_err(Fault::Refused)?,
         };
         let of = self.queues[queue].id;
         let code = state_code(state) as i16;
@@ -346,11 +320,8 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
     }
 
     async fn audit(&mut self, page: &Page) -> Done<Paged<AuditView>> {
-        let rows = rows(page)?;
-        let before: i64 = match &page.after {
-            None => i64::MAX,
-            Some(cursor) => cursor.parse().map_err(|_| foreign(cursor))?,
-        };
+        let rows = rows(page).map_err(Fault::Refused)?;
+        let before = single(page.after.as_deref(), i64::MAX).map_err(Fault::Refused)?;
         let args = args![self.base.namespace => TEXT, before => INT8, rows as i64 + 1 => INT8];
         let mut views = Vec::new();
         for row in self.rows("audit_page", args).await? {
@@ -381,23 +352,4 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         let row = rows.first().ok_or_else(|| corrupt("no answer"))?;
         Ok((row.try_get(0)?, row.try_get(1)?))
     }
-}
-
-fn rows(page: &Page) -> Done<usize> {
-    bounded("rows", page.rows, limits::PAGE_ROWS).map_err(Fault::Refused)?;
-    Ok(page.rows)
-}
-
-fn foreign(cursor: &str) -> Fault {
-    Fault::Refused(Error::invalid(
-        "page",
-        format!("{} bytes of text", cursor.len()),
-        "a cursor of this store",
-    ))
-}
-
-fn pair(cursor: &str) -> Done<(i64, i64)> {
-    let parts = cursor.split_once('.');
-    let parts = parts.and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
-    parts.ok_or_else(|| foreign(cursor))
 }

@@ -11,8 +11,11 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use tokio_postgres::{AsyncMessage, Config, NoTls};
+use tokio::time::timeout;
+use tokio_postgres::{AsyncMessage, Config};
 
+use super::CONNECT_LIMIT;
+use super::dial::Dial;
 use crate::job::QueueName;
 use crate::store::wake::Wakers;
 
@@ -52,15 +55,16 @@ impl Listener {
     }
 
     /// Starts to listen, unless that is being done. To be called once the bell is hung up.
-    pub(super) fn start(&self, config: &Config, ear: &Ear, wakers: &Arc<Wakers>) {
+    pub(super) fn start(&self, config: &Config, dial: &Dial, ear: &Ear, wakers: &Arc<Wakers>) {
         let mut task = self.task.lock().unwrap_or_else(PoisonError::into_inner);
         // A runtime that was shut down took the task with it.
         if task.as_ref().is_some_and(|task| !task.is_finished()) {
             return;
         }
-        let (config, wakers) = (config.clone(), Arc::downgrade(wakers));
+        let (config, dial, wakers) = (config.clone(), dial.clone(), Arc::downgrade(wakers));
         let (ear, came_up) = (ear.clone(), self.came_up.clone());
-        let listening = tokio::spawn(async move { serve(&config, &ear, &wakers, &came_up).await });
+        let listening =
+            tokio::spawn(async move { serve(&config, &dial, &ear, &wakers, &came_up).await });
         *task = Some(listening.abort_handle());
     }
 
@@ -72,12 +76,18 @@ impl Listener {
     }
 }
 
-async fn serve(config: &Config, ear: &Ear, wakers: &Weak<Wakers>, came_up: &watch::Sender<u64>) {
+async fn serve(
+    config: &Config,
+    dial: &Dial,
+    ear: &Ear,
+    wakers: &Weak<Wakers>,
+    came_up: &watch::Sender<u64>,
+) {
     let mut nap = FIRST_NAP;
     while wakers.strong_count() > 0 {
         let before = *came_up.borrow();
         // Why it ended is of no use: the server's log says so, and sleepers look by themselves.
-        let _ = listen(config, ear, wakers, came_up).await;
+        let _ = listen(config, dial, ear, wakers, came_up).await;
         let failed = *came_up.borrow() == before;
         nap = if failed {
             (nap * 2).min(LAST_NAP)
@@ -88,31 +98,32 @@ async fn serve(config: &Config, ear: &Ear, wakers: &Weak<Wakers>, came_up: &watc
     }
 }
 
+/// Ends when the connection does, or when nobody is left to be woken.
 async fn listen(
     config: &Config,
+    dial: &Dial,
     ear: &Ear,
     wakers: &Weak<Wakers>,
     came_up: &watch::Sender<u64>,
-) -> Result<(), tokio_postgres::Error> {
-    let (client, mut connection) = config.connect(NoTls).await?;
+) -> Option<()> {
+    let connecting = timeout(CONNECT_LIMIT, config.connect(dial.clone()));
+    let (client, mut connection) = connecting.await.ok()?.ok()?;
     let listen = format!("LISTEN \"{}\"", ear.channel);
-    let mut listen = pin!(client.batch_execute(&listen));
+    let mut listen = pin!(timeout(CONNECT_LIMIT, client.batch_execute(&listen)));
     let mut listens = false;
     loop {
         tokio::select! {
             done = &mut listen, if !listens => {
-                done?;
+                done.ok()?.ok()?;
                 listens = true;
                 came_up.send_modify(|times| *times += 1);
             }
             message = poll_fn(|cx| connection.poll_message(cx)) => match message {
                 Some(Ok(AsyncMessage::Notification(bell))) => {
-                    let Some(wakers) = wakers.upgrade() else { return Ok(()) };
-                    ring(&wakers, bell.payload(), ear);
+                    ring(&*wakers.upgrade()?, bell.payload(), ear);
                 }
                 Some(Ok(_)) => {}
-                Some(Err(error)) => return Err(error),
-                None => return Ok(()),
+                Some(Err(_)) | None => return None,
             },
         }
     }

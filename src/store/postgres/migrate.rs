@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind};
 /// Each brings the tables from the version of its place in the list to the next.
 const MIGRATIONS: [&str; 1] = [include_str!("schema.sql")];
 /// The version that this crate writes.
-const VERSION: i32 = MIGRATIONS.len() as i32;
+pub(super) const VERSION: i32 = MIGRATIONS.len() as i32;
 
 /// All of it, for those who run their migrations by hand.
 pub(super) fn text(schema: &str) -> String {

@@ -16,17 +16,21 @@
 //!
 //! **Durability** is the server's: with `synchronous_commit` on, an answered call survives its crash.
 
+use std::any::Any;
 use std::fmt;
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use deadpool_postgres::{
-    Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime,
+    Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType,
 };
-use tokio_postgres::{Client, Config, NoTls};
+use tokio_postgres::{Client, Config};
+use uuid::Uuid;
 
+use self::dial::{Dial, Trust};
 use self::fault::{Done, Fault, explain};
 use self::listen::{Ear, Listener};
 use self::sql::Statements;
@@ -43,9 +47,14 @@ use crate::inspect::{Query, View};
 use crate::job::{Namespace, QueueName, limits};
 use crate::lease::Verdict;
 
+#[cfg(feature = "cli")]
+pub(crate) mod bare;
 mod checkpoint;
 mod claim;
 mod control;
+mod dial;
+#[cfg(feature = "cli")]
+pub(crate) mod doctor;
 mod enqueue;
 mod fault;
 mod grant;
@@ -61,12 +70,15 @@ mod settle;
 mod sql;
 mod tally;
 mod tx;
+mod url;
 mod within;
 
 /// How often a call is done again that the server rolled back for the sake of another.
 const TRIES: u32 = 12;
 /// A lost wake-up costs at most this.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long a server may take to let somebody in. One that is frozen takes for ever.
+const CONNECT_LIMIT: Duration = Duration::from_secs(8);
 /// Connections of the handle that only renews.
 const DEDICATED: usize = 2;
 
@@ -78,6 +90,7 @@ pub struct PostgresOptions {
     connections: usize,
     patience: Duration,
     migrates: bool,
+    trust: Trust,
     clock: Option<Arc<dyn Clock>>,
 }
 
@@ -90,6 +103,7 @@ impl PostgresOptions {
             connections: 8,
             patience: Duration::from_secs(5),
             migrates: true,
+            trust: Trust::Anybody,
             clock: None,
         }
     }
@@ -140,6 +154,14 @@ impl PostgresOptions {
         self
     }
 
+    /// The file of the authority (PEM) that must vouch for the server's certificate and for its name,
+    /// whenever the connection is encrypted. Set `ssl_mode` to `Require` so that it is.
+    #[must_use]
+    pub fn root_certificate(mut self, file: impl Into<PathBuf>) -> Self {
+        self.trust = Trust::File(file.into());
+        self
+    }
+
     /// Drives the store by a clock of this process instead of the server's. For tests.
     #[must_use]
     pub fn clock(mut self, clock: impl Clock) -> Self {
@@ -163,6 +185,7 @@ pub struct PostgresStore {
 struct Shared {
     config: Config,
     options: PostgresOptions,
+    dial: Dial,
     base: Base,
     pool: Pool,
     wakers: Arc<Wakers>,
@@ -178,6 +201,8 @@ struct Base {
     clock: Option<Arc<dyn Clock>>,
     /// The highest token that this process was given, of any queue.
     seen: Arc<AtomicU64>,
+    /// Which database this is; known once the store is open.
+    whose: OnceLock<Uuid>,
 }
 
 impl Base {
@@ -192,12 +217,14 @@ impl Base {
 
 impl PostgresStore {
     /// Opens a database by its URL, with the settings `namespace`, `schema` and `connections` of ours
-    /// among those of the server: `postgres://app@db.example/app?namespace=billing`.
+    /// among those of the server: `postgres://app@db.example/app?namespace=billing`. With
+    /// `sslmode=require` it is encrypted or fails, with `sslmode=verify-full` the server must also
+    /// prove who it is, by the authorities in `sslrootcert` or else the system's.
     ///
     /// # Errors
     /// As [`with`](Self::with); `InvalidInput` for a URL that cannot be read.
     pub async fn open(url: &str) -> Result<Self> {
-        let (config, options) = parsed(url).map_err(|e| at(Verb::Open, e))?;
+        let (config, options) = url::parsed(url).map_err(|e| at(Verb::Open, e))?;
         Self::with(config, options).await
     }
 
@@ -220,9 +247,11 @@ impl PostgresStore {
         if config.get_application_name().is_none() {
             config.application_name("leasehold");
         }
+        let dial = dial::dial(&options.trust).map_err(Fault::Broken)?;
         let store = Self::assemble(
             config,
             options,
+            dial,
             Arc::default(),
             Arc::default(),
             fastrand::u64(..),
@@ -236,6 +265,10 @@ impl PostgresStore {
             let why = "the schema is not there or older than this program; run the migrations";
             return Err(Fault::Broken(Error::new(ErrorKind::Unsupported, why)));
         }
+        let whose = Tx::new(open.client()?, &store.shared.base, false)
+            .whose()
+            .await?;
+        let _ = store.shared.base.whose.set(whose);
         open.done();
         Ok(store)
     }
@@ -243,18 +276,22 @@ impl PostgresStore {
     fn assemble(
         config: Config,
         options: PostgresOptions,
+        dial: Dial,
         wakers: Arc<Wakers>,
         listener: Arc<Listener>,
         from: u64,
         seen: Arc<AtomicU64>,
     ) -> Done<Self> {
         let recycling_method = RecyclingMethod::Fast;
-        let manager =
-            Manager::from_config(config.clone(), NoTls, ManagerConfig { recycling_method });
+        let manager = Manager::from_config(
+            config.clone(),
+            dial.clone(),
+            ManagerConfig { recycling_method },
+        );
         let pool = Pool::builder(manager)
             .max_size(options.connections)
             .wait_timeout(Some(Duration::from_secs(30)))
-            .create_timeout(Some(Duration::from_secs(10)))
+            .create_timeout(Some(CONNECT_LIMIT))
             .runtime(Runtime::Tokio1)
             .build()
             .map_err(|error| {
@@ -278,10 +315,12 @@ impl PostgresStore {
             ),
             clock: options.clock.clone(),
             seen,
+            whose: OnceLock::new(),
         };
         let shared = Shared {
             config,
             options,
+            dial,
             base,
             pool,
             wakers,
@@ -305,6 +344,12 @@ impl PostgresStore {
         match self.shared.pool.get().await {
             Ok(client) => Ok(Open(Some(client))),
             Err(PoolError::Backend(error)) => Err(Fault::Broken(explain(error))),
+            Err(error @ PoolError::Timeout(TimeoutType::Create)) => {
+                let why = "the server does not answer";
+                Err(Fault::Broken(
+                    Error::new(ErrorKind::Unavailable, why).caused_by(error),
+                ))
+            }
             Err(error) => {
                 let why = "no connection became free in time";
                 Err(Fault::Broken(
@@ -349,10 +394,7 @@ struct Open(Option<Object>);
 impl Open {
     fn client(&self) -> Done<&Client> {
         let client = self.0.as_ref().map(|object| -> &Client { object });
-        client.ok_or_else(|| {
-            let why = "the connection was given back";
-            Fault::Broken(Error::new(ErrorKind::Unexpected, why))
-        })
+        client.ok_or_else(given_back)
     }
 
     /// Gives it back.
@@ -370,6 +412,11 @@ impl Open {
             self.done();
         }
     }
+}
+
+fn given_back() -> Fault {
+    let why = "the connection was given back";
+    Fault::Broken(Error::new(ErrorKind::Unexpected, why))
 }
 
 impl Drop for Open {
@@ -448,12 +495,17 @@ impl Store for PostgresStore {
         self.shared.options.namespace.clone()
     }
 
+    fn native(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+
     async fn dedicated(&self) -> Result<Arc<dyn Store>> {
         // The connections of a pool live on the runtime that made them.
         let shared = &self.shared;
         let store = Self::assemble(
             shared.config.clone(),
             shared.options.clone().connections(DEDICATED),
+            shared.dial.clone(),
             Arc::clone(&shared.wakers),
             Arc::clone(&shared.listener),
             shared.base.ear.from,
@@ -518,9 +570,12 @@ impl Store for PostgresStore {
         // The bell is hung up before the look, so that no job slips in between.
         let mut bell = shared.wakers.sleep(queues, suspects);
         let mut came_up = shared.listener.subscribe();
-        shared
-            .listener
-            .start(&shared.config, &shared.base.ear, &shared.wakers);
+        shared.listener.start(
+            &shared.config,
+            &shared.dial,
+            &shared.base.ear,
+            &shared.wakers,
+        );
         let until = monotonic() + limit;
         let mut first_due = None;
         loop {
@@ -548,34 +603,4 @@ impl Store for PostgresStore {
 /// Names the verb and the store in an error.
 fn at(verb: Verb, error: Error) -> Error {
     error.during(verb).in_store("postgres")
-}
-
-/// A URL's settings of ours, and what is left for the server. Nothing of the URL is ever shown: it may
-/// hold a password.
-fn parsed(url: &str) -> Result<(Config, PostgresOptions)> {
-    let (address, query) = url.split_once('?').unwrap_or((url, ""));
-    let mut options = PostgresOptions::new();
-    let mut theirs = Vec::new();
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        match pair.split_once('=') {
-            Some(("namespace", name)) => options.namespace = Namespace::new(name)?,
-            Some(("schema", name)) => options = options.schema(name)?,
-            Some(("connections", n)) => {
-                let n = n.parse().ok().filter(|n| (1..=1_000).contains(n));
-                let bad = || Error::invalid("url", "connections", "a number from 1 to 1,000");
-                options = options.connections(n.ok_or_else(bad)?);
-            }
-            _ => theirs.push(pair),
-        }
-    }
-    let rest = if theirs.is_empty() {
-        address.to_owned()
-    } else {
-        format!("{address}?{}", theirs.join("&"))
-    };
-    let config = rest.parse::<Config>().map_err(|_| {
-        let allowed = "postgres://USER:PASSWORD@HOST:PORT/DATABASE?SETTING=VALUE";
-        Error::invalid("url", "one that cannot be read", allowed)
-    })?;
-    Ok((config, options))
 }

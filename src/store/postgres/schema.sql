@@ -8,7 +8,9 @@
 
 CREATE TABLE leasehold.meta (
     one     boolean PRIMARY KEY DEFAULT true CHECK (one),
-    version integer NOT NULL
+    version integer NOT NULL,
+    -- Tells this database from others: a receipt is worth nothing there.
+    id      uuid    NOT NULL DEFAULT gen_random_uuid()
 );
 
 -- Microseconds since 1970 on the server's clock; tests bring their own.

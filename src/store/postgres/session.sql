@@ -5,6 +5,9 @@
 -- name: clock
 SELECT leasehold.clock($1);
 
+-- name: whose
+SELECT id FROM leasehold.meta;
+
 -- name: session_open
 INSERT INTO leasehold.sessions (id, namespace, used) VALUES ($1, $2, $3);
 

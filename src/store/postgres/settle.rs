@@ -13,7 +13,7 @@ use crate::lease::{FencingToken, LeaseEnd, Verdict};
 use crate::lifecycle;
 use crate::store::answer::{read_verdict, written_verdict};
 use crate::store::record::flag;
-use crate::store::{Outcome, SettleRequest, Settlement};
+use crate::store::{Outcome, RequestId, SettleRequest, Settlement};
 
 /// A completed job without any of these leaves nothing behind: its record need not be read.
 const LEAVES: u16 = flag::UNIQUE | flag::EXCLUSIVE | flag::RETENTION;
@@ -21,25 +21,39 @@ const LEAVES: u16 = flag::UNIQUE | flag::EXCLUSIVE | flag::RETENTION;
 impl<C: GenericClient + Sync> Tx<'_, C> {
     pub(super) async fn settle(&mut self, request: &SettleRequest) -> Done<Vec<Verdict>> {
         let wanted = wanted(&request.settlements);
-        let names: Vec<&str> = wanted.iter().map(|(queue, _)| queue.as_str()).collect();
-        let ((), recalled, queues, grants, now) = tokio::try_join!(biased;
-            self.begin(),
-            self.recall(request.request),
-            self.named(&names),
-            self.lock_grants(&wanted),
-            self.clock()
-        )?;
-        self.now = now;
-        self.keep(&queues)?;
-        if let Some(first) = self.recalled(request.request, Verb::Settle, &recalled)? {
+        let first = self.start(request.request, Verb::Settle, &wanted).await?;
+        if let Some(first) = first {
             let first = first.into_iter().map(read_verdict);
             return Ok(first.collect::<Result<_, _>>()?);
         }
-        self.hold(&grants).await?;
         let verdicts = self.settle_all(&request.settlements).await?;
         let answer = verdicts.iter().map(|verdict| written_verdict(*verdict));
         self.remember(request.request, Verb::Settle, answer.collect());
         Ok(verdicts)
+    }
+
+    /// Begins a call that is about grants: answers a repeated one, or holds the grants.
+    pub(super) async fn start(
+        &mut self,
+        request: RequestId,
+        verb: Verb,
+        wanted: &[(&QueueName, FencingToken)],
+    ) -> Done<Option<Vec<u8>>> {
+        let names: Vec<&str> = wanted.iter().map(|(queue, _)| queue.as_str()).collect();
+        let ((), recalled, queues, grants, now) = tokio::try_join!(biased;
+            self.begin(),
+            self.recall(request),
+            self.named(&names),
+            self.lock_grants(wanted),
+            self.clock()
+        )?;
+        self.now = now;
+        self.keep(&queues)?;
+        let first = self.recalled(request, verb, &recalled)?;
+        if first.is_none() {
+            self.hold(&grants).await?;
+        }
+        Ok(first)
     }
 
     /// Settles under no request id: what the receipts decide cannot be applied twice. The grants

@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
+use crate::store::statements::named;
+
 const FILES: [&str; 10] = [
     include_str!("session.sql"),
     include_str!("enqueue.sql"),
@@ -20,15 +22,7 @@ const FILES: [&str; 10] = [
     include_str!("prune.sql"),
 ];
 
-/// A statement starts at a line `-- name: …` and goes on to the next.
-static STATEMENTS: LazyLock<HashMap<&str, &str>> = LazyLock::new(|| {
-    let files = FILES.iter();
-    files
-        .flat_map(|file| file.split("-- name: ").skip(1))
-        .filter_map(|part| part.split_once('\n'))
-        .map(|(name, sql)| (name.trim(), sql.trim()))
-        .collect()
-});
+static STATEMENTS: LazyLock<HashMap<&str, &str>> = LazyLock::new(|| named(&FILES));
 
 /// Text of ours with another schema in the place of `leasehold`.
 pub(super) fn in_schema(sql: &str, schema: &str) -> String {

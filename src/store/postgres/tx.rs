@@ -140,6 +140,13 @@ impl<'c, C: GenericClient + Sync> Tx<'c, C> {
         Ok(moment(row.try_get(0)?))
     }
 
+    /// Which database this is.
+    pub(super) async fn whose(&self) -> Done<Uuid> {
+        let rows = self.rows("whose", &[]).await?;
+        let row = rows.first().ok_or_else(|| corrupt("no identity"))?;
+        Ok(row.try_get(0)?)
+    }
+
     /// The queues of those names that are there, to be kept.
     pub(super) async fn named(&self, names: &[&str]) -> Done<Vec<Row>> {
         self.rows(

@@ -10,18 +10,22 @@ use tokio_postgres::GenericClient;
 use super::fault::{Done, Fault};
 use super::tx::Tx;
 use super::{PostgresStore, at};
-use crate::error::{Result, Verb};
-use crate::job::{JobId, NewJob, at_most, limits};
+use crate::error::{Error, Result, Verb};
+use crate::job::NewJob;
 use crate::lease::Verdict;
+use crate::lifecycle::enqueue::named;
 use crate::store::{Checkpoint, Checkpointed, Enqueued, Settlement};
 
 /// Ends the transaction of a caller that holds a grant's row and has stopped, unless the caller has
 /// set a limit of its own. Only for this transaction.
 const IDLE: &str = "SELECT set_config('idle_in_transaction_session_timeout', '60s', true) \
-    WHERE current_setting('idle_in_transaction_session_timeout') IN ('0', '0ms')";
-const SAVE: &str = "SAVEPOINT leasehold_ride";
-const UNDO: &str = "ROLLBACK TO SAVEPOINT leasehold_ride";
-const KEEP: &str = "RELEASE SAVEPOINT leasehold_ride";
+    WHERE current_setting('idle_in_transaction_session_timeout') = '0'";
+/// A step of ours waits for a lock as long as any call; what the caller does next, as before.
+const PATIENCE_BEFORE: &str =
+    "SELECT set_config('leasehold.patience', current_setting('lock_timeout'), true)";
+const KEEP: &str = "SELECT set_config('lock_timeout', current_setting('leasehold.patience'), true); \
+    RELEASE SAVEPOINT leasehold_ride";
+const UNDO: &str = "ROLLBACK TO SAVEPOINT leasehold_ride; RELEASE SAVEPOINT leasehold_ride";
 
 impl PostgresStore {
     /// Stores jobs in the caller's transaction: they are there if, and when, that commits. One answer
@@ -39,23 +43,12 @@ impl PostgresStore {
         tx: &C,
         jobs: Vec<NewJob>,
     ) -> Result<Vec<Enqueued>> {
-        let mut weight = 0;
-        for job in &jobs {
-            job.validate().map_err(|e| at(Verb::Enqueue, e))?;
-            weight += job.weight();
-        }
-        at_most("jobs", jobs.len(), limits::CALL_ITEMS, "jobs in a call")
-            .and_then(|()| at_most("jobs", weight, limits::CALL_BYTES, "bytes in a call"))
-            .map_err(|e| at(Verb::Enqueue, e))?;
-        let jobs: Vec<(JobId, NewJob)> = jobs
-            .into_iter()
-            .map(|job| (JobId::generate(), job))
-            .collect();
+        let (jobs, _) = named(jobs).map_err(|error| at(Verb::Enqueue, error))?;
         let mut step = Tx::new(tx, &self.shared.base, true);
         let done = async {
-            save(tx).await?;
             let names = super::enqueue::names(&jobs);
-            let (queues, now) = tokio::try_join!(biased; step.named(&names), step.clock())?;
+            let ((), (), queues, now) = tokio::try_join!(biased;
+                self.save(tx), step.is_same(), step.named(&names), step.clock())?;
             step.now = now;
             step.keep(&queues)?;
             let answers = step.enqueue_all(&jobs).await?;
@@ -82,8 +75,8 @@ impl PostgresStore {
         let settlements = std::slice::from_ref(settlement);
         let mut step = Tx::new(tx, &self.shared.base, true);
         let done = async {
-            save(tx).await?;
             let wanted = super::settle::wanted(settlements);
+            tokio::try_join!(biased; self.save(tx), step.is_same())?;
             step.seek(&wanted).await?;
             let verdicts = step.settle_all(settlements).await?;
             step.commit().await?;
@@ -105,8 +98,8 @@ impl PostgresStore {
     ) -> Result<Checkpointed> {
         let mut step = Tx::new(tx, &self.shared.base, true);
         let done = async {
-            save(tx).await?;
             let receipt = &checkpoint.receipt;
+            tokio::try_join!(biased; self.save(tx), step.is_same())?;
             step.seek(&[(&receipt.queue, receipt.grant)]).await?;
             let answer = step.checkpoint_one(checkpoint)?;
             step.commit().await?;
@@ -115,9 +108,31 @@ impl PostgresStore {
         .await;
         kept(tx, Verb::Checkpoint, done).await
     }
+
+    async fn save<C: GenericClient + Sync>(&self, tx: &C) -> Done<()> {
+        let patience = self.shared.options.patience.as_millis();
+        let patience = format!(
+            "SELECT set_config('lock_timeout', '{patience}', true) \
+             WHERE current_setting('lock_timeout') = '0'"
+        );
+        let save = format!("{IDLE}; SAVEPOINT leasehold_ride; {PATIENCE_BEFORE}; {patience}");
+        Ok(tx.batch_execute(&save).await?)
+    }
 }
 
 impl<C: GenericClient + Sync> Tx<'_, C> {
+    /// A receipt is worth nothing in another database, and a job would not be found there.
+    async fn is_same(&self) -> Done<()> {
+        if self.base.whose.get() == Some(&self.whose().await?) {
+            return Ok(());
+        }
+        Err(Fault::Refused(Error::invalid(
+            "transaction",
+            "one of another database",
+            "one of the store's database",
+        )))
+    }
+
     /// Locks and reads grants, and asks the time.
     async fn seek(
         &mut self,
@@ -131,10 +146,6 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         self.hold(&grants).await?;
         Ok(())
     }
-}
-
-async fn save<C: GenericClient + Sync>(tx: &C) -> Done<()> {
-    Ok(tx.batch_execute(&format!("{IDLE}; {SAVE}")).await?)
 }
 
 /// A step that failed half way leaves the caller's transaction as it was.

@@ -38,11 +38,9 @@ pub(crate) const COMMANDS: &[&str] = &[
     "zadd",
     "zcard",
     "zlexcount",
-    "zmscore",
     "zrange",
     "zrem",
     "zremrangebyscore",
-    "zscore",
 ];
 
 /// The rule for `ACL SETUSER name on >password …`: the commands above, on the keys and channels of

@@ -7,7 +7,8 @@ local KEEP = KEYS[11]
 local BELIEF = 86400000000
 -- Cancelled jobs are kept this long, or longer.
 local CANCELLED_KEPT = 86400000000
-local STEP = 1000
+-- So much of what takes long is done in one step: about a millisecond of it.
+local EXPIRIES, PROMOTIONS, CHUNK = 50, 200, 50
 
 local function p8(n) return pack('<I8', n) end
 local function u8(s, at) return (read('<I8', s, at)) end
@@ -41,30 +42,32 @@ local function next_seq()
 end
 
 -- What a call can come to.
-local DONE, LOST, OVERTAKEN, MIXED_UP, AHEAD = 0, 1, 2, 3, 4
+local DONE, LOST, OVERTAKEN, MIXED_UP, AHEAD, CROWDED = 0, 1, 2, 3, 4, 5
 
 -- The request's name, and what its lane remembers. Returns a refusal, or DONE and the first answer.
+-- A call that would take long comes in steps, each of which is remembered in the place of the one before.
 local R
 -- The caller tells when it last heard of its session; a partition knows its own share only.
 local function is_idle(heard) return now - heard > SESSION_IDLE end
 local function recall(packed)
-  local lane, seq, verb, heard = read('<c4I8I1I8', packed)
-  R = { lane = lane, seq = seq, verb = verb }
+  local lane, seq, verb, step, heard = read('<c4I8I1I2I8', packed)
+  R = { lane = lane, seq = seq, verb = verb, step = step }
   local kept = call('HMGET', SESSION, 'open', lane)
   -- `open.lua` has been here before: a memory that is gone may have held this very request.
   if not kept[1] or is_idle(heard) then return LOST end
   if kept[2] then
-    local last, of = read('<I8I1', kept[2])
+    local last, of, last_step = read('<I8I1I2', kept[2])
     if last > seq then return OVERTAKEN end
     if last == seq then
       if of ~= verb then return MIXED_UP end
-      return DONE, sub(kept[2], 10)
+      if last_step > step then return OVERTAKEN end
+      if last_step == step then return DONE, sub(kept[2], 12) end
     end
   end
   return DONE
 end
 local function remember(answer)
-  call('HSET', SESSION, R.lane, pack('<I8I1', R.seq, R.verb) .. answer)
+  call('HSET', SESSION, R.lane, pack('<I8I1I2', R.seq, R.verb, R.step) .. answer)
 end
 local function reply(status, body)
   return char(status) .. p8(now) .. char(created and 1 or 0) .. (body or '')

@@ -1,6 +1,7 @@
 -- claim: expire what is overdue, promote what is due, grant.
--- in   1 request · 2 wishes · 3 owner · 4 task · 5 the riders' request, or nothing · 6 the riders
--- out  [u8 status][u32 n][n verdicts] of the riders, the claim's own status, then: leases, bytes and
+-- in   1 request, whose step is not the first once what was due has been done · 2 wishes · 3 owner · 4 task · 5 the riders' request, or nothing · 6 the riders
+-- out  [u8 status][u32 n][n verdicts] of the riders, the claim's own status, CROWDED if it has to be
+--      prepared by steps of reap; then: leases, bytes and
 --      suspects given at first, the next due and the next deadline, grants, reports of expiries
 -- why  one blob and one deadline for all leases of a claim; plain jobs are moved, never looked at
 local max, admit, most, term, lifetime, term_raw, seen, nonce = read('<I2I1I4I8I8c12I8c16', ARGV[2])
@@ -69,28 +70,26 @@ if base > limit and M[PAUSED] == 0 then
 end
 max = math.min(max, math.max(limit - base + 1, 0))
 
-local overdue = next_in(ENDS)
-local reports = {}
-if overdue and overdue <= now then
-  reports = expire_overdue(STEP)
-  overdue = next_in(ENDS)
-end
-
--- Scheduled jobs whose time has come fall due, the earliest first.
+-- What is more than a step's work is done in steps of its own, and then the claim goes on.
+local overdue, reports = next_in(ENDS), {}
 local due = M[N_SCHEDULED] > 0 and next_in(DUE) or nil
-if due and due <= now then
-  local members = call('ZRANGE', DUE, '-inf', now, 'BYSCORE', 'LIMIT', 0, STEP)
-  local ids = {}
-  for n, member in ipairs(members) do ids[n] = sub(member, 9) end
-  local stand = call('HMGET', JOBS, unpack(ids))
-  call('ZREM', DUE, unpack(members))
-  call('HDEL', JOBS, unpack(ids))
-  add(N_SCHEDULED, -#ids)
-  for _, stands in ipairs(stand) do
-    local rec = sub(stands, 26)
-    join(rec, has((read('<I2', rec, 7)), EXCLUSIVE) and parse(rec) or {})
+if R.step == 0 then
+  local late, count = {}, 0
+  if overdue and overdue <= now then
+    late, count = overdue_leases(EXPIRIES + 1)
+    if count > EXPIRIES then return answer(CROWDED) end
   end
-  due = M[N_SCHEDULED] > 0 and next_in(DUE) or nil
+  if due and due <= now and call('ZRANGE', DUE, '-inf', now, 'BYSCORE', 'LIMIT', PROMOTIONS, 1)[1] then
+    return answer(CROWDED)
+  end
+  if count > 0 then
+    reports = expire_newest(late, count)
+    overdue = next_in(ENDS)
+  end
+  if due and due <= now then
+    promote(PROMOTIONS)
+    due = M[N_SCHEDULED] > 0 and next_in(DUE) or nil
+  end
 end
 
 -- Takes ready jobs by (priority, place), at most one of them a suspect.
@@ -98,28 +97,12 @@ local pieces, taken, weight, flags, suspects = {}, 0, 0, 0, 0
 do
   local function pick_segment(line, most_jobs)
     local key = line_key(line)
-    local seg = call('LPOP', key)
-    if not seg then return nil end
-    local bytes, count, own, heavy, stamp = read('<I4I2I2I4c8', seg)
-    flags = bit.bor(flags, own)
-    if count <= most_jobs and weight + heavy <= most then
-      weight = weight + heavy
-      pieces[#pieces + 1] = seg
-      return count
-    end
-    local n, body, part = 0, 21 + 16 * count, 0
-    local from = body
-    while n < most_jobs and n < count and weight < most do
-      local heft = u4(seg, from + 52)
-      weight, part, n = weight + heft, part + heft, n + 1
-      from = from + u4(seg, from)
-    end
-    pieces[#pieces + 1] = pack('<I4I2I2I4c8', 20 + 16 * n + from - body, n, own, part, stamp)
-      .. sub(seg, 21, 20 + 16 * n) .. sub(seg, body, from - 1)
-    if n < count then
-      call('LPUSH', key, pack('<I4I2I2I4c8', bytes - 16 * n - (from - body), count - n, own, heavy - part, stamp)
-        .. sub(seg, 21 + 16 * n, body - 1) .. sub(seg, from))
-    end
+    local popped = call('LPOP', key)
+    if not popped then return nil end
+    flags = bit.bor(flags, (read('<I2', popped, 7)))
+    local seg, rest, n, heavy = cut(popped, most_jobs, most - weight)
+    pieces[#pieces + 1], weight = seg, weight + heavy
+    if rest then call('LPUSH', key, rest) end
     return n
   end
   local function pick_indexed(line, most_jobs)
@@ -171,60 +154,60 @@ end
 
 -- Grants leases: one grant for each run of jobs with the same terms.
 local given, kept = {}, {}
-local function grant(blob, count, run_term, run_raw, run_lifetime)
-  local gid = pack('>I8', base)
-  local till = now + math.min(run_term, run_lifetime)
-  call('HSET', HELD, gid, pack(HEAD, till, 0, nonce, now, run_raw, run_term, run_lifetime, count, count, 0,
-    #ARGV[3], #ARGV[4], 0, 1, #blob) .. ARGV[3] .. ARGV[4])
-  local ids, at, own = {}, 1, 0
-  while at <= #blob do
-    local bytes, jobs, some = read('<I4I2I2', blob, at)
-    ids[#ids + 1] = sub(blob, at + 20, at + 19 + 16 * jobs)
-    at, own = at + bytes, bit.bor(own, some)
-  end
-  ids = concat(ids)
-  call('HSET', RECS, gid, pack('<I2', own) .. ids)
-  put_pieces(gid, { blob })
-  call('ZADD', ENDS, till, gid)
-  if not overdue or till < overdue then overdue = till end
-  if M[INDEX] == 1 then
-    local stand = {}
-    for place = 0, count - 1 do
-      stand[2 * place + 1] = sub(ids, 16 * place + 1, 16 * place + 16)
-      stand[2 * place + 2] = 'l' .. gid .. p8(place) .. p8(0)
+do
+  local function grant(blob, count, run_term, run_raw, run_lifetime)
+    local gid = pack('>I8', base)
+    local till = now + math.min(run_term, run_lifetime)
+    local ids, at, own = {}, 1, 0
+    while at <= #blob do
+      local seg = segment_at(blob, at)
+      ids[#ids + 1] = sub(blob, seg.ids, seg.ids + 16 * seg.count - 1)
+      at, own = at + seg.bytes, bit.bor(own, seg.flags)
     end
-    many('HSET', JOBS, stand)
-  end
-  M[LAST] = base + count - 1
-  base = M[LAST] + 1
-  add(GRANTED, count)
-  add(LIVE, count)
-  add(N_LEASED, count)
-  local granted = p8(till - now)
-  given[#given + 1] = gid .. granted .. p8(now) .. run_raw .. '\0\0' .. text(blob)
-  kept[#kept + 1] = gid .. granted
-end
-local function grant_runs()
-  local recs = {}
-  for _, piece in ipairs(pieces) do open_segment(piece, 1, recs) end
-  local run, run_term, run_raw, run_lifetime, run_weight = {}, term, term_raw, lifetime, 0
-  for _, rec in ipairs(recs) do
-    local p, heavy = parse(rec), u4(rec, 53)
-    local own_raw, own_lifetime = p.term_raw or term_raw, p.lifetime or lifetime
-    if own_raw ~= run_raw or own_lifetime ~= run_lifetime or run_weight + heavy > GRANT_BYTES then
-      if #run > 0 then grant(segment(run), #run, run_term, run_raw, run_lifetime) end
-      run, run_term, run_raw, run_lifetime, run_weight = {}, p.term or term, own_raw, own_lifetime, 0
+    ids = concat(ids)
+    call('HSET', HELD, gid, pack(HEAD, till, 0, nonce, now, run_raw, run_term, run_lifetime, count, count, 0,
+      #ARGV[3], #ARGV[4], 0, 1, #blob, own) .. ARGV[3] .. ARGV[4], gid .. ROLL, ids, gid .. char(1), blob)
+    call('ZADD', ENDS, till, gid)
+    if not overdue or till < overdue then overdue = till end
+    if M[INDEX] == 1 then
+      local stand = {}
+      for place = 0, count - 1 do
+        stand[2 * place + 1] = sub(ids, 16 * place + 1, 16 * place + 16)
+        stand[2 * place + 2] = 'l' .. gid .. p8(place) .. p8(0)
+      end
+      many('HSET', JOBS, stand)
     end
-    run[#run + 1] = rec
-    run_weight = run_weight + heavy
+    M[LAST] = base + count - 1
+    base = M[LAST] + 1
+    add(GRANTED, count)
+    add(LIVE, count)
+    add(N_LEASED, count)
+    local granted = p8(till - now)
+    given[#given + 1] = gid .. granted .. p8(now) .. run_raw .. '\0\0' .. text(blob)
+    kept[#kept + 1] = gid .. granted
   end
-  grant(segment(run), #run, run_term, run_raw, run_lifetime)
-end
-if taken > 0 then
-  if has(flags, TERM + LIFETIME) or weight > GRANT_BYTES then
-    grant_runs()
-  else
-    grant(concat(pieces), taken, term, term_raw, lifetime)
+  local function grant_runs()
+    local recs = {}
+    for _, piece in ipairs(pieces) do open_segment(piece, 1, recs) end
+    local run, run_term, run_raw, run_lifetime, run_weight = {}, term, term_raw, lifetime, 0
+    for _, rec in ipairs(recs) do
+      local p, heavy = parse(rec), u4(rec, 53)
+      local own_raw, own_lifetime = p.term_raw or term_raw, p.lifetime or lifetime
+      if own_raw ~= run_raw or own_lifetime ~= run_lifetime or run_weight + heavy > GRANT_BYTES then
+        if #run > 0 then grant(segment(run), #run, run_term, run_raw, run_lifetime) end
+        run, run_term, run_raw, run_lifetime, run_weight = {}, p.term or term, own_raw, own_lifetime, 0
+      end
+      run[#run + 1] = rec
+      run_weight = run_weight + heavy
+    end
+    grant(segment(run), #run, run_term, run_raw, run_lifetime)
+  end
+  if taken > 0 then
+    if has(flags, TERM + LIFETIME) or weight > GRANT_BYTES then
+      grant_runs()
+    else
+      grant(concat(pieces), taken, term, term_raw, lifetime)
+    end
   end
 end
 

@@ -9,13 +9,14 @@ use super::queue::Partition;
 use super::reap::reports;
 use super::session::Plan;
 use super::settle::Share;
+use super::step::Steps;
 use super::wire::{In, Out, exact, garbled};
-use super::{AHEAD, RedisStore, refusal};
+use super::{AHEAD, CROWDED, RedisStore, refusal};
 use crate::error::{Result, Verb};
 use crate::job::limits;
 use crate::lease::{FencingToken, Grant, Lease, Nonce, Verdict, tokens_ahead};
 use crate::store::record::Kinds;
-use crate::store::{ClaimQueue, ClaimRequest, Claimed, SettleRequest};
+use crate::store::{ClaimQueue, ClaimRequest, Claimed, RequestId, SettleRequest};
 
 /// What is left of a claim's wishes.
 struct Left {
@@ -26,6 +27,7 @@ struct Left {
 
 /// Settlements that go with the call to one partition.
 struct Riders {
+    request: RequestId,
     name: Vec<u8>,
     share: Share,
 }
@@ -71,16 +73,41 @@ impl RedisStore {
             visited.insert(partition.keys().tag());
             let riders = riding.take();
             let wanted = &request.queues[*wanted];
-            let mut body = self
-                .claim_one(partition, wanted, &request, &left, riders.as_ref())
-                .await?;
+            let mut steps = Steps::new(self, partition.keys(), request.request, Verb::Claim);
+            let mut body = if steps.are_known() {
+                steps.take(&self.scripts().claim.full, &[]).await?
+            } else {
+                self.claim_one(partition, wanted, &request, &left, riders.as_ref())
+                    .await?
+            };
+            let all = body.clone();
             let status = body.u8()?;
             let verdicts = body.bytes()?;
             refusal(status)?;
-            if let Some(riders) = riders {
-                riders.share.verdicts(&verdicts, &mut settled)?;
+            if let Some(Riders { request, share, .. }) = &riders {
+                if verdicts.len() == share.places.len() {
+                    share.verdicts(&verdicts, &mut settled)?;
+                } else {
+                    // They went ahead on their own: this is what they were told.
+                    let verdicts = self.settle_share(share, *request).await?;
+                    share.verdicts(&verdicts, &mut settled)?;
+                }
             }
-            match body.u8()? {
+            let mut status = body.u8()?;
+            if status == CROWDED {
+                if !steps.is_begun() {
+                    steps.keep(all.clone().rest());
+                }
+                let most = [limits::STEP_JOBS; 2];
+                let expired = self.reap_steps(&mut steps, partition, most).await?;
+                claimed.expired.extend(expired);
+                let wishes = self.wishes(wanted, &request, &left);
+                let args = claim_args(&wishes, &request);
+                body = steps.send(&self.scripts().claim.full, &args).await?;
+                body.raw(5)?;
+                status = body.u8()?;
+            }
+            match status {
                 AHEAD => refused = true,
                 status => {
                     refusal(status)?;
@@ -137,7 +164,8 @@ impl RedisStore {
         let mut shares = self.shares(&riders.settlements).await?;
         let all_here = shares.len() == 1
             && shares[0].partition.keys().tag() == tag
-            && shares[0].places.len() == riders.settlements.len();
+            && shares[0].places.len() == riders.settlements.len()
+            && (shares[0].runs().is_some() || shares[0].chunks().len() == 1);
         if !all_here {
             return Ok(None);
         }
@@ -147,8 +175,23 @@ impl RedisStore {
         if sessions.greeting(riders.request, tag)?.is_some() {
             return Ok(None);
         }
-        let name = sessions.sending(riders.request, Verb::Settle, tag)?;
-        Ok(shares.pop().map(|share| Riders { name, share }))
+        let name = sessions.sending(riders.request, Verb::Settle, 0, tag)?;
+        let request = riders.request;
+        Ok(shares.pop().map(|share| Riders {
+            request,
+            name,
+            share,
+        }))
+    }
+
+    fn wishes(&self, wanted: &ClaimQueue, request: &ClaimRequest, left: &Left) -> Out {
+        let mut wishes = Out::default();
+        wishes.u16(left.leases).u8(left.suspect.into());
+        wishes.u32(left.bytes).micros(wanted.term);
+        wishes.micros(wanted.max_lifetime).raw(&exact(wanted.term));
+        wishes.u64(self.shared.seen.load(Ordering::Relaxed));
+        wishes.raw(request.nonce.as_bytes());
+        wishes
     }
 
     async fn claim_one(
@@ -159,26 +202,38 @@ impl RedisStore {
         left: &Left,
         riders: Option<&Riders>,
     ) -> Result<In> {
-        let mut wishes = Out::default();
-        wishes.u16(left.leases).u8(left.suspect.into());
-        wishes.u32(left.bytes).micros(wanted.term);
-        wishes.micros(wanted.max_lifetime).raw(&exact(wanted.term));
-        wishes.u64(self.shared.seen.load(Ordering::Relaxed));
-        wishes.raw(request.nonce.as_bytes());
-        let (name, data) = match riders {
-            Some(riders) => (&riders.name[..], &riders.share.data.0[..]),
-            None => (&[][..], &[][..]),
-        };
-        let args = [
-            &wishes.0,
-            request.owner.as_bytes(),
-            request.task.as_bytes(),
-            name,
-            data,
-        ];
+        let wishes = self.wishes(wanted, request, left);
         let script = &self.scripts().claim;
-        let keys = partition.keys();
-        let reply = self.request(script, keys, request.request, Verb::Claim, &args);
+        let mut args = claim_args(&wishes, request)[..3].to_vec();
+        args.push(riders.map_or(&[][..], |riders| &riders.name));
+        let (share, id) = (riders.map(|riders| &riders.share), request.request);
+        let runs = match share {
+            Some(share) => share.runs(),
+            None => Some(Default::default()),
+        };
+        if let Some((heads, ids)) = runs
+            && partition.queue.tries_plain(Verb::Claim)
+        {
+            let mut args = args.clone();
+            args.push(&heads.0);
+            args.extend(ids);
+            let plain = self.request_plainly(&script.plain, partition, id, Verb::Claim, &args);
+            if let Some(reply) = plain.await? {
+                return Ok(reply.body);
+            }
+        }
+        let mut data = Out::default();
+        match riders {
+            // More than one step's work: they go ahead.
+            Some(Riders { request, share, .. }) if share.chunks().len() > 1 => {
+                self.settle_share(share, *request).await?;
+                args[3] = &[];
+            }
+            Some(Riders { share, .. }) => data = share.data(),
+            None => {}
+        }
+        args.push(&data.0);
+        let reply = self.request(&script.full, partition.keys(), id, Verb::Claim, &args);
         Ok(reply.await?.body)
     }
 
@@ -207,6 +262,12 @@ impl RedisStore {
         }
         Ok(())
     }
+}
+
+/// What a claim without riders says to a partition.
+fn claim_args<'a>(wishes: &'a Out, request: &'a ClaimRequest) -> [&'a [u8]; 5] {
+    let (owner, task) = (request.owner.as_bytes(), request.task.as_bytes());
+    [&wishes.0, owner, task, &[], &[]]
 }
 
 fn hints(body: &mut In, claimed: &mut Claimed) -> Result<()> {

@@ -1,106 +1,110 @@
 -- claim, plainly: nothing is overdue or due, no suspect can be admitted, the jobs come without
 -- terms of their own and fit into one grant. Riders are plain, too.
-local function claim_plainly()
-  local counters = is_new(ARGV[1]) and plain_counters()
-  if not counters or counters[PAUSED] == 1 then return nil end
-  local max, admit, most, term, lifetime, term_raw, seen, nonce = read('<I2I1I4I8I8c12I8c16', ARGV[2])
-  local base = math.max(counters[LAST] + 1, counters[FLOOR] + 1, now)
-  local limit = math.max(now, counters[FLOOR]) + LEAD
-  if seen + 1 > base and seen + 1 <= limit then base = seen + 1 end
-  if base > limit then return nil end
-  max, most = math.min(max, limit - base + 1), math.min(most, GRANT_BYTES)
-  if admit == 1 then
-    for line = 0, 14, 2 do
-      if counters[IN_LINE + line] > 0 then return nil end
-    end
-  end
-  local next = call('ZRANGE', ENDS, '0', '0', 'WITHSCORES')
-  local overdue, due = tonumber(next[2]), nil
-  if overdue and overdue <= now then return nil end
-  if counters[N_SCHEDULED] > 0 then
-    due = tonumber(call('ZRANGE', DUE, '0', '0', 'WITHSCORES')[2])
-    if due and due <= now then return nil end
-  end
-  local riders, verdicts
-  if ARGV[5] ~= '' then
-    if sub(ARGV[5], 1, 4) == sub(ARGV[1], 1, 4) or not is_new(ARGV[5]) then return nil end
-    riders, verdicts = plain_runs(ARGV[6])
-    if not riders then return nil end
-  end
-
-  local segs, lines, ids, taken, weight, stored, own = {}, {}, {}, 0, 0, 0, 0
-  local function give_back()
-    for n = #segs, 1, -1 do call('LPUSH', KEYS[FIRST_LINE + lines[n]], segs[n]) end
-  end
+-- in   as claim, but the riders are runs only · 7 … their ids
+-- out  as claim, in parts; or NOT_PLAIN
+local DUE, LINES = KEYS[5], 6
+-- More of them are joined: each costs a name.
+local MANY_PIECES = 16
+local max, admit, most, term, lifetime, term_raw, seen, nonce = read('<I2I1I4I8I8c12I8c16', ARGV[2])
+local paused = read('<I8', counters, 8 * PAUSED - 7)
+local last, floor, scheduled, ready = read('<I8I8I8I8', counters, 8 * LAST - 7)
+local base = math.max(last + 1, floor + 1, now)
+local limit = math.max(now, floor) + LEAD
+if seen + 1 > base and seen + 1 <= limit then base = seen + 1 end
+if paused == 1 or base > limit then return NOT_PLAIN end
+max, most = math.min(max, limit - base + 1), math.min(most, GRANT_BYTES)
+local lines = { read(EACH_LINE, counters, 8 * IN_LINE - 7) }
+if admit == 1 then
   for line = 1, 15, 2 do
-    local left = counters[IN_LINE + line]
-    while left > 0 and taken < max do
-      local key = KEYS[FIRST_LINE + line]
-      local seg = call('LPOP', key)
-      -- The line is shorter than its count: the server lost writes.
-      if not seg then return give_back() end
-      segs[#segs + 1], lines[#lines + 1] = seg, line
-      local bytes, count, flags, heavy, stamp = read('<I4I2I2I4c8', seg)
-      if bit.band(flags, TERM + LIFETIME) ~= 0 or weight + heavy > most then return give_back() end
-      if taken + count > max then
-        local n, body, part = max - taken, 21 + 16 * count, 0
-        local from = body
-        for _ = 1, n do
-          local length = read('<I4', seg, from)
-          part = part + read('<I4', seg, from + 52)
-          from = from + length
-        end
-        segs[#segs] = pack('<I4I2I2I4c8', 20 + 16 * n + from - body, n, flags, part, stamp)
-          .. sub(seg, 21, 20 + 16 * n) .. sub(seg, body, from - 1)
-        call('LPUSH', key, pack('<I4I2I2I4c8', bytes - 16 * n - (from - body), count - n, flags, heavy - part, stamp)
-          .. sub(seg, 21 + 16 * n, body - 1) .. sub(seg, from))
-        count, heavy = n, part
-      end
-      ids[#ids + 1] = sub(seg, 21, 20 + 16 * count)
-      stored, own = stored + #segs[#segs], bit.bor(own, flags)
-      taken, weight, left = taken + count, weight + heavy, left - count
-    end
-    counters[IN_LINE + line] = left
+    if lines[line] > 0 then return NOT_PLAIN end
   end
+end
+local next = call('ZRANGE', ENDS, '0', '0', 'WITHSCORES')
+local overdue, due = tonumber(next[2]), nil
+if overdue and overdue <= now then return NOT_PLAIN end
+if scheduled > 0 then
+  due = tonumber(call('ZRANGE', DUE, '0', '0', 'WITHSCORES')[2])
+  if due and due <= now then return NOT_PLAIN end
+end
+if #grants > 0 then
+  local lane_of, seq_of, _, _, heard_of = read('<c4I8I1I2I8', ARGV[5])
+  local kept_of = call('HGET', SESSION, lane_of)
+  if lane_of == lane or now - heard_of > SESSION_IDLE or kept_of and read('<I8', kept_of) >= seq_of then return NOT_PLAIN end
+end
 
-  if riders then
-    end_runs(riders, counters)
-    keep_answer(ARGV[5], verdicts)
-    local first = riders[next[1]]
-    if first and first.live == 0 then
-      overdue = tonumber(call('ZRANGE', ENDS, '0', '0', 'WITHSCORES')[2])
+local segs, from, ids, taken, weight, stored, flags = {}, {}, {}, 0, 0, 0, 0
+local function give_back(key, popped, at)
+  for n = #popped, at, -1 do call('LPUSH', key, popped[n]) end
+  for n = #segs, 1, -1 do call('LPUSH', from[n], segs[n]) end
+  return NOT_PLAIN
+end
+for priority = 0, 7 do
+  local line, key, size = 2 * priority + 2, KEYS[LINES + priority], max
+  while lines[line] > 0 and taken < max do
+    -- Segments of a line are much alike: as many at once as will be wanted if they are.
+    local wanted = math.floor((max - taken) / size)
+    local popped = wanted > 1 and call('LPOP', key, wanted) or { call('LPOP', key) }
+    -- The line is shorter than its count: the server lost writes.
+    if not popped[1] then return give_back(key, {}, 1) end
+    for n = 1, #popped do
+      local _, count, own, heavy, _, form = read(SEGMENT, popped[n])
+      if taken == max then
+        for back = #popped, n, -1 do call('LPUSH', key, popped[back]) end
+        break
+      end
+      if bit.band(own, TERM + LIFETIME) ~= 0 or weight + heavy > most then return give_back(key, popped, n) end
+      local seg, rest = popped[n], nil
+      if taken + count > max then
+        for back = #popped, n + 1, -1 do call('LPUSH', key, popped[back]) end
+        seg, rest, count, heavy = cut(seg, max - taken, most)
+        call('LPUSH', key, rest)
+      end
+      segs[#segs + 1], from[#from + 1], ids[#ids + 1] = seg, key, sub(seg, 23 + form, 22 + form + 16 * count)
+      size, stored, flags = count, stored + #seg, bit.bor(flags, own)
+      taken, weight, lines[line] = taken + count, weight + heavy, lines[line] - count
+      if rest then break end
     end
   end
-  local sums, kept = pack('<I2I4I1', taken, weight, 0), '\0\0'
-  local given = '\0\0'
-  if taken > 0 then
-    local gid, granted = pack('>I8', base), math.min(term, lifetime)
-    local till = now + granted
-    if #segs > MANY_PIECES then segs = { concat(segs) } end
-    call('HSET', HELD, gid, pack(HEAD, till, 0, nonce, now, term_raw, term, lifetime, taken, taken, 0,
-      #ARGV[3], #ARGV[4], 0, #segs, stored) .. ARGV[3] .. ARGV[4])
-    call('HSET', RECS, gid, pack('<I2', own) .. concat(ids))
-    put_pieces(gid, segs)
-    call('ZADD', ENDS, till, gid)
-    if not overdue or till < overdue then overdue = till end
-    counters[LAST] = base + taken - 1
-    counters[GRANTED] = counters[GRANTED] + taken
-    counters[LIVE] = counters[LIVE] + taken
-    counters[N_LEASED] = counters[N_LEASED] + taken
-    counters[N_READY] = counters[N_READY] - taken
-    kept = '\1\0' .. gid .. pack('<I8', granted)
-    given = kept .. pack('<I8c12I2I4', now, term_raw, 0, stored)
+end
+
+local done, late = 0, 0
+if #grants > 0 then
+  done, late = end_runs()
+  call('HSET', SESSION, sub(ARGV[5], 1, 4), sub(ARGV[5], 5, 15) .. verdicts)
+  local first = grants[next[1]]
+  if first and first.live == 0 then
+    overdue = tonumber(call('ZRANGE', ENDS, '0', '0', 'WITHSCORES')[2])
   end
-  keep_answer(ARGV[1], sums .. kept .. '\0\0\0\0')
-  keep_counters(counters)
-  -- In parts: to join them would cost more than all the rest.
-  table.insert(segs, 1, pack('<I1I8I1I1I4', 0, now, 0, 0, verdicts and #verdicts or 0) .. (verdicts or '')
-    .. '\0' .. sums .. pack('<I1I8I1I8', due and 1 or 0, due and due - now or 0, overdue and 1 or 0,
-      overdue and overdue - now or 0) .. given)
-  segs[#segs + 1] = '\0\0\0\0'
-  return segs
 end
-do
-  local answer = claim_plainly()
-  if answer then return answer end
+local sums, answer, given = pack('<I2I4I1', taken, weight, 0), '\0\0', '\0\0'
+if taken > 0 then
+  local gid, granted = pack('>I8', base), math.min(term, lifetime)
+  local till = now + granted
+  local pieces = #segs > MANY_PIECES and { concat(segs) } or segs
+  local fields = { gid, pack(HEAD, till, 0, nonce, now, term_raw, term, lifetime, taken, taken, 0,
+    #ARGV[3], #ARGV[4], 0, #pieces, stored, flags) .. ARGV[3] .. ARGV[4], gid .. ROLL, concat(ids) }
+  for n = 1, #pieces do fields[2 * n + 3], fields[2 * n + 4] = gid .. char(n), pieces[n] end
+  call('HSET', HELD, unpack(fields))
+  call('ZADD', ENDS, till, gid)
+  if not overdue or till < overdue then overdue = till end
+  last = base + taken - 1
+  answer = '\1\0' .. gid .. pack('<I8', granted)
+  given = answer .. pack('<I8c12I2I4', now, term_raw, 0, stored)
 end
+call('HSET', SESSION, lane, sub(ARGV[1], 5, 15) .. sums .. answer .. '\0\0\0\0')
+if taken + done > 0 then
+  local leased, granted = read('<I8', counters, 8 * N_LEASED - 7), read('<I8', counters, 8 * GRANTED - 7)
+  local completed = read('<I8', counters, 8 * ENDED - 7)
+  local live, lates = read('<I8I8', counters, 8 * LIVE - 7)
+  call('SET', META, sub(counters, 1, 40) .. pack('<I8I8I8I8', last, floor, scheduled, ready - taken)
+    .. sub(counters, 73, 80) .. pack('<I8', leased + taken - done) .. sub(counters, 89, 120)
+    .. pack('<I8I8', granted + taken, completed + done) .. sub(counters, 137, 200)
+    .. pack('<I8I8', live + taken - done, lates + late) .. sub(counters, 217, 240)
+    .. pack(EACH_LINE, unpack(lines, 1, 16)))
+end
+-- In parts: to join them would cost more than all the rest.
+table.insert(segs, 1, pack('<I1I8I1I1I4', 0, now, 0, 0, #verdicts) .. verdicts
+  .. '\0' .. sums .. pack('<I1I8I1I8', due and 1 or 0, due and due - now or 0, overdue and 1 or 0,
+    overdue and overdue - now or 0) .. given)
+segs[#segs + 1] = '\0\0\0\0'
+return segs

@@ -79,12 +79,12 @@ impl RedisStore {
             return Ok(Verdict::Fenced);
         };
         let keys: Vec<&[u8]> = commands.keys().map(str::as_bytes).collect();
-        let words = commands.args();
-        let mut args: Vec<&[u8]> = vec![&share.data.0];
+        let (words, data) = (commands.args(), share.data());
+        let mut args: Vec<&[u8]> = vec![&data.0];
         args.extend(words.iter().map(Vec::as_slice));
         let script = &self.scripts().complete;
         let own = share.partition.keys();
-        let reply = self.request_on(script, own, &keys, request, Verb::Settle, &args);
+        let reply = self.request_step(script, (own, &keys), request, Verb::Settle, 0, &args);
         let mut body = reply.await?.body;
         let said = body.rest();
         if said.first() == Some(&REFUSED) {

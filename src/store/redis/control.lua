@@ -1,7 +1,7 @@
 -- control: what operators do.
 -- in   1 request · 2 make with an index: 0 or 1 · 3 command: a letter and what it is about
---      · 4 reason
--- out  [u64 done][u64 skipped], [u32 n] n × [16 job][16 holder], [u32 n] n × [u64 token]
+--      · 4 reason · 5 cursor: where to go on
+-- out  [u64 done][u64 skipped], [u32 n] n × [16 job][16 holder], [u32 n] n × [u64 token], [u8 more][24 cursor]
 -- why  one partition's share of a command; `audit.lua` has put it on record
 local status, first = recall(ARGV[1])
 if status ~= DONE or first then return reply(status, first) end
@@ -9,15 +9,42 @@ local command = sub(ARGV[3], 1, 1)
 local makes = { P = true, R = true, F = true }
 open_meta(makes[command] and tonumber(ARGV[2]) or nil)
 local done, skipped, duplicates, tokens = 0, 0, {}, {}
+local CURSOR, more = ARGV[5], nil
 
-local function live_grants()
-  local order = {}
-  for n, gid in ipairs(call('ZRANGE', ENDS, 0, -1)) do order[n] = (read('>I8', gid)) end
-  table.sort(order)
-  local next = 0
-  return function()
-    next = next + 1
-    return order[next] and held(pack('>I8', order[next]))
+-- Goes through the live grants that were given before the command began, in steps: by token if they are
+-- few, else by (deadline, token), so that no step has to sort them all. `visit` says false if it has
+-- had enough. A cursor is [u64 deadline][8 grant][u64 last token]. Returns the next one, if there is more.
+local FEW, HEADS = 300, 200
+local function walk(cursor, visit)
+  local score, past, limit = read('<I8>I8<I8', cursor)
+  if limit == 0 then limit = M[LAST] end
+  local function told() return pack('<I8>I8<I8', score, past, limit) end
+  if score == 0 and (past > 0 or call('ZCARD', ENDS) <= FEW) then
+    local order = {}
+    for n, gid in ipairs(call('ZRANGE', ENDS, 0, -1)) do order[n] = (read('>I8', gid)) end
+    table.sort(order)
+    for _, base in ipairs(order) do
+      if base > past and base <= limit then
+        if visit(held(pack('>I8', base))) == false then return told() end
+        past = base
+      end
+    end
+    return nil
+  end
+  local from, seen = 0, 0
+  score = math.max(score, 1)
+  local since, after = score, past
+  while true do
+    local some = call('ZRANGE', ENDS, since, '+inf', 'BYSCORE', 'LIMIT', from, 100, 'WITHSCORES')
+    for n = 1, #some, 2 do
+      local base, till = read('>I8', some[n]), tonumber(some[n + 1])
+      if till > since or base > after then
+        if seen == HEADS or (base <= limit and visit(held(some[n])) == false) then return told() end
+        score, past, seen = till, base, seen + 1
+      end
+    end
+    if #some < 200 then return nil end
+    from = from + 100
   end
 end
 
@@ -27,7 +54,7 @@ local function ready(max)
   local jobs = {}
   for line = 0, 15 do
     local key = line_key(line)
-    local from, wanted, recs = 0, max - #jobs, {}
+    local from, wanted, recs, stale, leads = 0, max - #jobs, {}, 0, true
     while wanted > 0 and M[IN_LINE + line] > 0 do
       if M[INDEX] == 1 then
         local stubs = call('LRANGE', key, from, from + 499)
@@ -39,6 +66,7 @@ local function ready(max)
         for n, stub in ipairs(stubs) do
           local valid = stand[n] and sub(stand[n], 1, 9) == 'r' .. sub(stub, 1, 8)
           if valid and #jobs < max then jobs[#jobs + 1] = { id = ids[n] } end
+          if valid then leads = false elseif leads then stale = stale + 1 end
         end
       else
         local seg = #recs < wanted and call('LPOP', key)
@@ -46,6 +74,8 @@ local function ready(max)
         open_segment(seg, 1, recs)
       end
     end
+    -- So that no step has to pass by what the ones before left behind.
+    if stale > 0 then call('LPOP', key, stale) end
     -- Each on its own again, so that it can be taken out of the line by its value.
     for n = #recs, 1, -1 do call('LPUSH', key, segment({ recs[n] })) end
     for n = 1, math.min(#recs, wanted) do
@@ -67,19 +97,25 @@ local function selected(select)
     if call('HEXISTS', JOBS, id) == 1 then jobs[1] = { id = id } end
     return jobs
   end
-  local state, max = read('<c1I4', select, 2)
-  if state == 'r' then return ready(max) end
-  if state == 'l' then
-    for g in live_grants() do
-      for at = 0, g.count - 1 do
-        if #jobs < max and is_live(g, at) then jobs[#jobs + 1] = { id = job_id(g, at), g = g, at = at } end
-      end
-    end
-    return jobs
+  local state, max, all = read('<c1I4I4', select, 2)
+  if state == 'r' then
+    jobs = ready(max)
+    return jobs, #jobs == max and CURSOR
   end
-  local members = call('ZRANGE', state == 's' and DUE or SETTLED[state], 0, max - 1)
+  if state == 'l' then
+    -- A grant is done as a whole, so that none of its leases is met twice.
+    local next = walk(CURSOR, function(g)
+      if #jobs >= max then return false end
+      for at = 0, g.count - 1 do
+        if #jobs < all and is_live(g, at) then jobs[#jobs + 1] = { id = job_id(g, at), g = g, at = at } end
+      end
+    end)
+    return jobs, next
+  end
+  local stay = (read('<I8', CURSOR))
+  local members = call('ZRANGE', state == 's' and DUE or SETTLED[state], stay, stay + max - 1)
   for n, member in ipairs(members) do jobs[n] = { id = sub(member, 9) } end
-  return jobs
+  return jobs, #jobs == max and CURSOR
 end
 -- Where a selected job stands now: its state, and what JOBS says of it.
 local function standing(job)
@@ -166,27 +202,30 @@ elseif command == 'V' then
       if g and is_live(g, at) then revoke(g, at) end
     end
   else
-    for g in live_grants() do
-      if (by == 'o' and g.owner or g.task) == who then
-        for at = 0, g.count - 1 do
-          if is_live(g, at) then revoke(g, at) end
-        end
+    more = walk(CURSOR, function(g)
+      if (by == 'o' and g.owner or g.task) ~= who then return true end
+      for at = 0, g.count - 1 do
+        if done == CHUNK and is_live(g, at) then return false end
+        if is_live(g, at) then revoke(g, at) end
       end
-    end
+    end)
   end
 else
-  local delay = u8(ARGV[3], 2)
-  for _, job in ipairs(selected(sub(ARGV[3], 10))) do
+  local delay, jobs = u8(ARGV[3], 2), nil
+  jobs, more = selected(sub(ARGV[3], 10))
+  for _, job in ipairs(jobs) do
     local acted = act[command](job, delay)
     if acted then done = done + 1 elseif acted == false then skipped = skipped + 1 end
   end
+  -- Jobs whose unique key is held elsewhere stay where they are.
+  if more and #duplicates > 0 then more = p8(u8(more, 1) + #duplicates) .. sub(more, 9) end
 end
 save_grants()
 
 local ended = {}
 for n = 1, math.min(#tokens, 100) do ended[n] = p8(tokens[n]) end
 local answer = p8(done) .. p8(skipped) .. pack('<I4', #duplicates) .. concat(duplicates)
-  .. pack('<I4', #ended) .. concat(ended)
+  .. pack('<I4', #ended) .. concat(ended) .. (more and '\1' .. more or '\0' .. CURSOR)
 remember(answer)
 save_meta()
 ring()

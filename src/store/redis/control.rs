@@ -2,10 +2,14 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::RedisStore;
 use super::queue::{Partition, Queue};
 use super::session::Plan;
+use super::step::Steps;
 use super::wire::{Out, garbled};
+use crate::clock::micros;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::job::{JobId, JobState, QueueName};
 use crate::lease::FencingToken;
@@ -13,6 +17,9 @@ use crate::store::{Command, ControlRequest, Controlled, LeaseSelect, Select};
 
 /// Tokens listed in one audit record.
 const AUDIT_TOKENS: usize = 100;
+
+/// Jobs that one step of a command deals with.
+const CHUNK: usize = 100;
 
 /// What stands in an audit record behind the time.
 pub(super) type Entry = (String, String, String, u64, Vec<FencingToken>);
@@ -66,9 +73,9 @@ impl RedisStore {
             answer.skipped += part.skipped;
             answer.duplicates.extend(part.duplicates);
             tokens.extend(ended);
+            tokens.sort_unstable();
+            tokens.truncate(AUDIT_TOKENS);
         }
-        tokens.sort_unstable();
-        tokens.truncate(AUDIT_TOKENS);
         if about_queue(&request.command).is_some() {
             answer.done = 1;
         }
@@ -81,25 +88,40 @@ impl RedisStore {
         partition: &Partition,
         max: usize,
     ) -> Result<(Controlled, Vec<FencingToken>)> {
-        let command = packed(&request.command, max);
         let index: &[u8] = if partition.queue.index { b"1" } else { b"0" };
-        let args: [&[u8]; 3] = [index, &command.0, request.reason.as_bytes()];
         let script = &self.scripts().control;
-        let keys = partition.keys();
-        let reply = self.request(script, keys, request.request, Verb::Control, &args);
-        let mut body = reply.await?.body;
-        let mut answer = Controlled {
-            done: body.u64()?,
-            skipped: body.u64()?,
-            duplicates: Vec::new(),
-        };
-        for _ in 0..body.u32()? {
-            answer.duplicates.push((body.id()?, body.id()?));
+        let mut steps = Steps::new(self, partition.keys(), request.request, Verb::Control);
+        let mut answer = Controlled::default();
+        let mut tokens = Vec::new();
+        let mut cursor = Bytes::from_static(&[0; 24]);
+        let mut left = max;
+        loop {
+            let chunk = if goes_in_steps(&request.command) {
+                left.min(CHUNK)
+            } else {
+                left
+            };
+            let command = packed(&request.command, chunk, left);
+            let reason = request.reason.as_bytes();
+            let args: [&[u8]; 4] = [index, &command.0, reason, &cursor];
+            let mut body = steps.take(script, &args).await?;
+            let (done, skipped) = (body.u64()?, body.u64()?);
+            let duplicates = body.u32()?;
+            for _ in 0..duplicates {
+                answer.duplicates.push((body.id()?, body.id()?));
+            }
+            for _ in 0..body.u32()? {
+                tokens.push(FencingToken::new(body.u64()?));
+            }
+            let more = body.u8()? == 1;
+            cursor = body.raw(24)?;
+            answer.done += done;
+            answer.skipped += skipped;
+            left = left.saturating_sub((done + skipped) as usize + duplicates);
+            if !more || left == 0 || !goes_in_steps(&request.command) {
+                return Ok((answer, tokens));
+            }
         }
-        let count = body.u32()?;
-        let token = |_| body.u64().map(FencingToken::new);
-        let tokens = (0..count).map(token).collect::<Result<_>>()?;
-        Ok((answer, tokens))
     }
 
     /// The partitions that a command is about.
@@ -214,7 +236,26 @@ fn most(command: &Command) -> usize {
     }
 }
 
-fn packed(command: &Command, max: usize) -> Out {
+/// Whether a command can be cut into steps: what a step has done, the next one does not meet again.
+fn goes_in_steps(command: &Command) -> bool {
+    use JobState::{Dead, Leased, Ready, Scheduled};
+    match command {
+        Command::Revoke(_) => true,
+        Command::Purge(Select::State { state, .. }) => *state != Leased,
+        Command::Cancel(Select::State { state, .. }) => {
+            matches!(state, Scheduled | Ready | Leased)
+        }
+        Command::RetryDead(Select::State { state, .. }) => *state == Dead,
+        Command::Reschedule {
+            jobs: Select::State { state, .. },
+            delay,
+        } => *state == Ready && micros(*delay) > 0,
+        _ => false,
+    }
+}
+
+/// `chunk` is for this step, `left` for all of them.
+fn packed(command: &Command, chunk: usize, left: usize) -> Out {
     let mut out = Out::default();
     let selected = |out: &mut Out, letter: &[u8], delay, jobs: &Select| {
         out.raw(letter).micros(delay);
@@ -222,7 +263,7 @@ fn packed(command: &Command, max: usize) -> Out {
             Select::Job(id) => out.raw(b"j").raw(id.as_bytes()),
             Select::State { state, .. } => {
                 let state = self::letter(*state).as_bytes();
-                out.raw(b"s").raw(state).u32(max)
+                out.raw(b"s").raw(state).u32(chunk).u32(left)
             }
         };
     };

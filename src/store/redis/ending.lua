@@ -13,24 +13,61 @@ local function expire(g, at, cause, front)
     .. pack('<I1c1I4', cause, sub(next, 1, 1), expiries) .. text(n.progress or '')
 end
 
--- Expires up to `max` overdue leases, by (deadline, token). Returns the reports and their number.
-local function expire_overdue(max)
-  local reports, front = {}, {}
-  while #reports < max do
-    local due = call('ZRANGE', ENDS, '-inf', now, 'BYSCORE', 'LIMIT', 0, 100, 'WITHSCORES')
-    if #due == 0 then break end
-    for n = 1, #due, 2 do
-      local g, till = held(due[n]), tonumber(due[n + 1])
-      local cause = till >= g.granted_at + g.lifetime and LIFE or DEADLINE
+-- The oldest overdue leases by (deadline, token), up to `max`: grants, and how many of each; and the
+-- number of all. The grants are not opened: most of them are for other steps.
+local function overdue_leases(max)
+  local due, room, from = {}, max, 0
+  while room > 0 do
+    local some = call('ZRANGE', ENDS, '-inf', now, 'BYSCORE', 'LIMIT', from, 100)
+    if #some == 0 then break end
+    for n, raw in ipairs(call('HMGET', HELD, unpack(some))) do
+      local g = grants[some[n]]
+      local leases = math.min(g and g.live or g == nil and read('<I2', raw, 67) or 0, room)
+      if leases > 0 then due[#due + 1] = { gid = some[n], leases = leases } end
+      room = room - leases
+    end
+    from = from + #some
+  end
+  return due, max - room
+end
+-- Expires the newest of them, as many as a step takes: each step goes ahead of what the one before put
+-- in line, and so the oldest come first in the end. Returns the reports.
+local function expire_newest(due, count)
+  local reports, front, older = {}, {}, count - EXPIRIES
+  for _, d in ipairs(due) do
+    if older >= d.leases then
+      older = older - d.leases
+    else
+      local g, left = held(d.gid), d.leases
+      local cause = g.deadline >= g.granted_at + g.lifetime and LIFE or DEADLINE
       for at = 0, g.count - 1 do
-        if #reports == max then break end
-        if is_live(g, at) then reports[#reports + 1] = expire(g, at, cause, front) end
+        if left > 0 and is_live(g, at) then
+          left = left - 1
+          if older > 0 then older = older - 1 else reports[#reports + 1] = expire(g, at, cause, front) end
+        end
       end
     end
-    save_grants()
   end
+  save_grants()
   if #front > 0 then put_front(front) end
   return reports
+end
+
+-- Scheduled jobs whose time has come fall due, the earliest first. Returns how many.
+local function promote(max)
+  local members = call('ZRANGE', DUE, '-inf', now, 'BYSCORE', 'LIMIT', 0, max)
+  if #members == 0 then return 0 end
+  local ids = {}
+  for n, member in ipairs(members) do ids[n] = sub(member, 9) end
+  local stand = call('HMGET', JOBS, unpack(ids))
+  call('ZREM', DUE, unpack(members))
+  call('HDEL', JOBS, unpack(ids))
+  add(N_SCHEDULED, -#ids)
+  for _, stands in ipairs(stand) do
+    local rec = sub(stands, 26)
+    join(rec, has((read('<I2', rec, 7)), EXCLUSIVE) and parse(rec) or {})
+  end
+  return #ids
 end
 
 -- The mark of a fence that refused the holder raises the floor, if it can be believed.
@@ -71,9 +108,8 @@ end
 -- Completes neighbouring leases at once, if none of them leaves anything behind.
 local function complete_run(g, from, n, ids)
   if g.noted == 1 or from + n > g.count then return false end
-  if g.ended ~= '' and sub(g.ended, from + 1, from + n) ~= rep('0', n) then return false end
-  if bit.band((read('<I2', roll(g))), LASTING) ~= 0 then return false end
-  if sub(roll(g), 16 * from + 3, 16 * (from + n) + 2) ~= ids then return false end
+  if ended(g) ~= '' and sub(g.ended, from + 1, from + n) ~= rep('0', n) then return false end
+  if has(g.flags, LASTING) or sub(roll(g), 16 * from + 1, 16 * (from + n)) ~= ids then return false end
   end_leases(g, from, n)
   add(ENDED + COMPLETED, n)
   if M[INDEX] == 1 then

@@ -26,17 +26,19 @@ struct Batch {
 }
 
 /// What the script is to store: an entry for each argument.
-#[derive(Default)]
 struct Items {
     entries: Out,
     args: Vec<Vec<u8>>,
     /// The last argument takes more jobs.
     is_open: bool,
+    /// There are segments only.
+    is_plain: bool,
 }
 
 impl Items {
     /// Where a job that is not plain goes.
     fn jobs(&mut self) -> &mut Vec<u8> {
+        self.is_plain = false;
         if !self.is_open {
             self.entries.u8(1).raw(&[0; 13]);
             self.args.push(Vec::new());
@@ -47,7 +49,21 @@ impl Items {
     }
 }
 
+impl Default for Items {
+    fn default() -> Self {
+        Self {
+            entries: Out::default(),
+            args: Vec::new(),
+            is_open: false,
+            is_plain: true,
+        }
+    }
+}
+
 /// Plain jobs of one priority: the store need not look at them one by one.
+///
+/// Jobs that differ in nothing but id and payload are stored as such behind their common form: the
+/// server's Lua reads every byte of a string, so that bytes are time.
 #[derive(Default)]
 struct Segment {
     priority: u8,
@@ -55,7 +71,15 @@ struct Segment {
     weight: usize,
     ids: Vec<u8>,
     records: Vec<u8>,
+    /// Where each record ends, and where the length of its payload stands.
+    ends: Vec<(usize, usize)>,
+    is_mixed: bool,
+    /// The last record, while it is looked at.
+    next: Vec<u8>,
 }
+
+/// So many jobs of one form are not mixed with others.
+const ALIKE: usize = 4;
 
 impl Batch {
     fn add(&mut self, place: usize, id: JobId, job: NewJob) {
@@ -77,32 +101,82 @@ impl Batch {
 
 impl Segment {
     fn add(&mut self, job: &JobRecord, items: &mut Items) {
-        let bytes = self.ids.len() + self.records.len();
-        let average = bytes / (self.ids.len() / 16).max(1);
-        let is_full = bytes + average > SEGMENT_BYTES;
-        if is_full || self.priority != job.options.priority {
+        let mut next = std::mem::take(&mut self.next);
+        next.clear();
+        record::encode(job, &mut next);
+        let form = next.len() - 4 - job.payload.len();
+        let is_alike = form <= usize::from(u16::MAX) && self.is_alike(&next[..form]);
+        let is_apart = !is_alike && !self.is_mixed && self.ends.len() >= ALIKE;
+        let is_full =
+            self.bytes() + 16 + next.len() - if is_alike { form } else { 0 } > SEGMENT_BYTES;
+        if is_full || is_apart || self.priority != job.options.priority {
             self.close(items);
+            self.is_mixed = form > usize::from(u16::MAX);
+        } else {
+            self.is_mixed |= !is_alike;
         }
         self.priority = job.options.priority;
-        let start = self.records.len();
-        record::encode(job, &mut self.records);
-        self.flags |= record::flags_of(&self.records[start..]);
+        self.flags |= record::flags_of(&next);
         self.weight += job.weight();
         self.ids.extend_from_slice(job.id.as_bytes());
+        let payload = self.records.len() + form;
+        self.records.extend_from_slice(&next);
+        self.ends.push((self.records.len(), payload));
+        self.next = next;
+    }
+
+    /// The start of the first record, up to the length of its payload.
+    fn form(&self) -> &[u8] {
+        let (_, payload) = self.ends.first().copied().unwrap_or_default();
+        &self.records[..payload]
+    }
+
+    /// Whether a record that starts like this differs from the others in length, id and weight only.
+    fn is_alike(&self, start: &[u8]) -> bool {
+        let form = self.form();
+        self.ends.is_empty()
+            || !self.is_mixed
+                && form.len() == start.len()
+                && form[4..16] == start[4..16]
+                && form[32..52] == start[32..52]
+                && form[56..] == start[56..]
+    }
+
+    /// What it comes to, about.
+    fn bytes(&self) -> usize {
+        let forms = self.form().len() * self.ends.len().saturating_sub(1);
+        self.ids.len() + self.records.len() - if self.is_mixed { 0 } else { forms }
     }
 
     fn close(&mut self, items: &mut Items) {
-        if self.ids.is_empty() {
+        if self.ends.is_empty() {
             return;
         }
-        let mut segment = std::mem::take(self);
-        let count = segment.ids.len() / 16;
-        segment.ids.append(&mut segment.records);
-        items.entries.u8(0).u8(segment.priority);
-        items.entries.u32(20 + segment.ids.len()).u16(count);
-        items.entries.u16(segment.flags.into()).u32(segment.weight);
-        items.args.push(segment.ids);
+        let count = self.ends.len();
+        let mut body = Out(Vec::with_capacity(2 + self.bytes()));
+        if self.is_mixed {
+            body.u16(0).raw(&self.ids).raw(&self.records);
+        } else {
+            let mut form = self.form().to_vec();
+            let payload = self.ends[0].0 - form.len() - 4;
+            let rest = record::weight_of(&form) - payload;
+            form[..4].fill(0);
+            form[16..32].fill(0);
+            form[52..56].copy_from_slice(&(rest as u32).to_le_bytes());
+            body.u16(form.len()).raw(&form).raw(&self.ids);
+            for (end, payload) in &self.ends {
+                body.raw(&self.records[*payload..*end]);
+            }
+        }
+        items.entries.u8(0).u8(self.priority);
+        items.entries.u32(20 + body.0.len()).u16(count);
+        items.entries.u16(self.flags.into()).u32(self.weight);
+        items.args.push(body.0);
         items.is_open = false;
+        *self = Self {
+            next: std::mem::take(&mut self.next),
+            ..Self::default()
+        };
     }
 }
 
@@ -157,10 +231,19 @@ impl RedisStore {
         let queue = &batch.partition.queue;
         let index: &[u8] = if queue.index { b"1" } else { b"0" };
         let script = &self.scripts().enqueue;
-        let keys = batch.partition.keys();
         let mut args: Vec<&[u8]> = vec![index, &batch.items.entries.0];
         args.extend(batch.items.args.iter().map(Vec::as_slice));
-        let reply = self.request(script, keys, id, Verb::Enqueue, &args).await?;
+        if batch.items.is_plain && queue.tries_plain(Verb::Enqueue) {
+            let partition = &batch.partition;
+            let plain =
+                self.request_plainly(&script.plain, partition, id, Verb::Enqueue, &args[1..]);
+            if let Some(reply) = plain.await? {
+                return Ok(reply);
+            }
+        }
+        let keys = batch.partition.keys();
+        let reply = self.request(&script.full, keys, id, Verb::Enqueue, &args);
+        let reply = reply.await?;
         if reply.created {
             // A server that lost everything has forgotten its list of queues, too.
             self.write_queue(&queue.name, queue).await?;
@@ -171,14 +254,66 @@ impl RedisStore {
 
 #[cfg(test)]
 mod tests {
-    use crate::store::record::flag;
+    use super::super::wire::In;
+    use super::*;
+    use crate::store::record::{Kinds, flag};
 
     /// Flags of jobs that leave something behind when they complete.
     const LASTING: u16 = flag::UNIQUE | flag::EXCLUSIVE | flag::RETENTION;
 
+    /// Packs jobs, lays the segments out as the script does, and reads them back.
+    fn stored(jobs: &[JobRecord]) -> (usize, Vec<JobRecord>) {
+        let (mut items, mut segment) = (Items::default(), Segment::default());
+        for job in jobs {
+            segment.add(job, &mut items);
+        }
+        segment.close(&mut items);
+        assert!(items.is_plain);
+        let mut blob = Vec::new();
+        for (entry, rest) in items.entries.0.chunks(14).zip(&items.args) {
+            blob.extend_from_slice(&entry[2..]);
+            blob.extend_from_slice(&7_u64.to_le_bytes());
+            blob.extend_from_slice(rest);
+        }
+        let mut out = Out::default();
+        out.text(&blob);
+        let mut answer = In::new(out.0.into());
+        let read = answer.segments(&mut Kinds::default()).unwrap();
+        (items.args.len(), read)
+    }
+
+    fn job(kind: &str, headers: usize, bytes: usize) -> JobRecord {
+        let kind = crate::job::Kind::new(kind).unwrap();
+        let mut job = NewJob::raw(QueueName::default(), kind, vec![b'x'; bytes]);
+        for n in 0..headers {
+            job = job.header(format!("h{n}"), "value");
+        }
+        let mut job = JobRecord::new(JobId::generate(), job, Timestamp::from_micros(0));
+        job.run_at = Timestamp::ZERO;
+        job
+    }
+
+    #[test]
+    fn segments_are_read_as_they_were_written() {
+        let alike: Vec<_> = (0..60).map(|n| job("a", n % 2, 90)).collect();
+        let mixed: Vec<_> = (0..60).map(|n| job(["a", "b"][n % 2], 0, n)).collect();
+        let apart: Vec<_> = (0..60).map(|n| job(["a", "b"][n / 30], 1, 10)).collect();
+        let large: Vec<_> = (0..3).map(|n| job("a", 0, n * 10_000)).collect();
+        for (jobs, most) in [(alike, 7), (mixed, 3), (apart, 2), (large, 3)] {
+            let (segments, read) = stored(&jobs);
+            assert!(segments <= most, "{segments} segments");
+            assert_eq!(read.len(), jobs.len());
+            for (mut job, read) in jobs.into_iter().zip(read) {
+                (job.enqueued_at, job.run_at) =
+                    (Timestamp::from_micros(7), Timestamp::from_micros(7));
+                assert_eq!(job, read);
+            }
+        }
+    }
+
     #[test]
     fn the_scripts_know_the_flags() {
-        let text = include_str!("names.lua");
+        let lines = [include_str!("words.lua"), include_str!("record.lua")].concat();
         for (name, value) in [
             ("UNIQUE", flag::UNIQUE),
             ("WINDOW", flag::WINDOW),
@@ -187,16 +322,20 @@ mod tests {
             ("LIFETIME", flag::MAX_LIFETIME),
             ("TIMEOUT", flag::TIMEOUT),
             ("STALL", flag::STALL_LIMIT),
+            ("RETENTION", flag::RETENTION),
+            ("FAILURES", flag::MAX_FAILURES),
+            ("RETRY", flag::RETRY),
+            ("HEADERS", flag::HEADERS),
+            ("CHECKPOINT", flag::CHECKPOINT),
+            ("RESULT", flag::RESULT),
+            ("HISTORY", flag::HISTORY),
         ] {
-            let first = text.lines().find(|line| line.contains("local UNIQUE"));
-            let first = first.expect("the flags");
-            let (names, values) = first.split_once(" = ").expect("an assignment");
-            let at = names
-                .trim_start_matches("local ")
-                .split(", ")
-                .position(|n| n == name);
-            let found = values.split(", ").nth(at.expect(name)).expect(name);
-            assert_eq!(found.parse(), Ok(value), "{name}");
+            let found = lines.lines().find_map(|line| {
+                let (names, values) = line.trim().strip_prefix("local ")?.split_once(" = ")?;
+                let at = names.split(", ").position(|other| other == name)?;
+                values.split(", ").nth(at)
+            });
+            assert_eq!(found.expect(name).parse(), Ok(value), "{name}");
         }
         assert_eq!(LASTING, 1 + 4 + 128);
     }

@@ -1,23 +1,19 @@
--- enqueue, plainly: segments only, so that no job is looked at.
-do
-  local entries, segs = ARGV[3], #ARGV[3] / 14
-  local is_plain = segs > 0
-  for n = 1, segs do is_plain = is_plain and byte(entries, 14 * n - 13) == 0 end
-  local counters = is_plain and is_new(ARGV[1]) and plain_counters()
-  if counters then
-    local stamp, jobs = pack('<I8', now), 0
-    for n = 1, segs do
-      local line = byte(entries, 14 * n - 12) * 2 + 1
-      local count = read('<I2', entries, 14 * n - 7)
-      call('RPUSH', KEYS[FIRST_LINE + line], sub(entries, 14 * n - 11, 14 * n) .. stamp .. ARGV[n + 3])
-      counters[IN_LINE + line] = counters[IN_LINE + line] + count
-      jobs = jobs + count
-    end
-    counters[N_READY] = counters[N_READY] + jobs
-    counters[ENQUEUED] = counters[ENQUEUED] + jobs
-    keep_answer(ARGV[1], '\0\0\0\0')
-    keep_counters(counters)
-    wake(SLEEP, jobs, 'j')
-    return pack('<I1I8I1I4', 0, now, 0, 0)
-  end
+-- enqueue, plainly: segments only.
+-- in   1 request · 2 for each segment [0][priority][12 head] · 3 … the rest of each, from its form on
+-- out  as enqueue, or NOT_PLAIN
+-- why  no job is looked at
+local SLEEP, LINES = KEYS[3], 4
+local entries, stamp, jobs = ARGV[2], pack('<I8', now), 0
+local in_line = { read(EACH_LINE, counters, 8 * IN_LINE - 7) }
+for n = 1, #entries / 14 do
+  local priority, count = byte(entries, 14 * n - 12), read('<I2', entries, 14 * n - 7)
+  local line = 2 * priority + 2
+  call('RPUSH', KEYS[LINES + priority], sub(entries, 14 * n - 11, 14 * n) .. stamp .. ARGV[n + 2])
+  in_line[line], jobs = in_line[line] + count, jobs + count
 end
+call('HSET', SESSION, lane, sub(ARGV[1], 5, 15) .. '\0\0\0\0')
+local ready, enqueued = read('<I8', counters, 8 * N_READY - 7), read('<I8', counters, 8 * ENQUEUED - 7)
+call('SET', META, sub(counters, 1, 64) .. pack('<I8', ready + jobs) .. sub(counters, 73, 112)
+  .. pack('<I8', enqueued + jobs) .. sub(counters, 121, 240) .. pack(EACH_LINE, unpack(in_line, 1, 16)))
+wake(SLEEP, jobs, 'j')
+return pack('<I1I8I1I4', 0, now, 0, 0)

@@ -1,13 +1,13 @@
--- grant: live grants. HELD has what changes with a grant, RECS the ids and the segments of its jobs,
--- NOTES what is known of single leases. Receipts name a lease by its place in the grant as it was given; `map`
+-- grant: live grants. HELD has what changes with a grant, and the ids and the segments of its jobs; NOTES
+-- has what is known of single leases. Receipts name a lease by its place in the grant as it was given; `map`
 -- tells where it lies once ended leases have been dropped.
 local grants = {}
 
 local function open_grant(gid, raw)
-  local g = { gid = gid, base = (read('>I8', gid)), segs = nil, notes = {} }
+  local g = { gid = gid, base = (read('>I8', gid)), segs = nil, notes = {}, over = {} }
   local owners, tasks, mapped, at
   g.deadline, g.renewals, g.nonce, g.granted_at, g.term_raw, g.term, g.lifetime, g.count, g.live,
-    g.noted, owners, tasks, mapped, g.pieces, g.bytes, at = read(HEAD, raw)
+    g.noted, owners, tasks, mapped, g.pieces, g.bytes, g.flags, at = read(HEAD, raw)
   g.owner = sub(raw, at, at + owners - 1)
   at = at + owners
   g.task = sub(raw, at, at + tasks - 1)
@@ -26,22 +26,34 @@ local function held(gid)
   end
   return g and g.live > 0 and g
 end
+-- Which leases have ended, as HELD has it.
+local function ended(g)
+  if next(g.over) == nil then return g.ended end
+  local marks = {}
+  for at = 0, g.count - 1 do
+    local is_over = g.over[at] or byte(g.ended, at + 1) == 49
+    marks[at + 1] = is_over and '1' or '0'
+  end
+  g.ended, g.over = concat(marks), {}
+  return g.ended
+end
 local function head(g)
   return pack(HEAD, g.deadline, g.renewals, g.nonce, g.granted_at, g.term_raw, g.term, g.lifetime,
-    g.count, g.live, g.noted, #g.owner, #g.task, #g.map / 2, g.pieces, g.bytes)
-    .. g.owner .. g.task .. g.map .. g.ended
+    g.count, g.live, g.noted, #g.owner, #g.task, #g.map / 2, g.pieces, g.bytes, g.flags)
+    .. g.owner .. g.task .. g.map .. ended(g)
 end
 local function is_live(g, at)
-  return at < g.count and (g.ended == '' or byte(g.ended, at + 1) == 48)
+  return at < g.count and not g.over[at] and (g.ended == '' or byte(g.ended, at + 1) == 48)
 end
 
 local function segments(g)
   if g.segs then return g.segs end
-  local blob, segs, at, first = concat(call('HMGET', RECS, unpack(piece_names({}, g.gid, g.pieces)))), {}, 1, 0
+  local blob, segs, at, first = concat(call('HMGET', HELD, unpack(piece_names({}, g.gid, g.pieces)))), {}, 1, 0
   while at <= #blob do
-    local bytes, count, flags = read('<I4I2I2', blob, at)
-    segs[#segs + 1] = { at = at, first = first, count = count, flags = flags }
-    at, first = at + bytes, first + count
+    local seg = segment_at(blob, at)
+    seg.first = first
+    segs[#segs + 1] = seg
+    at, first = at + seg.bytes, first + seg.count
   end
   g.blob, g.segs = blob, segs
   if g.map ~= '' then
@@ -62,23 +74,13 @@ local function find(g, at)
   return segs[low], place - segs[low].first
 end
 local function roll(g)
-  if not g.roll then g.roll = call('HGET', RECS, g.gid) end
+  if not g.roll then g.roll = call('HGET', HELD, g.gid .. ROLL) end
   return g.roll
 end
-local function job_id(g, at) return sub(roll(g), 16 * at + 3, 16 * at + 18) end
+local function job_id(g, at) return sub(roll(g), 16 * at + 1, 16 * at + 16) end
 local function record(g, at)
   local seg, n = find(g, at)
-  if not seg.starts then
-    local starts, from = {}, seg.at + 20 + 16 * seg.count
-    for m = 0, seg.count - 1 do
-      starts[m] = from
-      from = from + u4(g.blob, from)
-    end
-    seg.starts = starts
-  end
-  local from = seg.starts[n]
-  local rec = sub(g.blob, from, from + u4(g.blob, from) - 1)
-  return stamped(rec, sub(g.blob, seg.at + 12, seg.at + 19))
+  return nth(g.blob, seg, n)
 end
 
 local function note_key(g, at) return g.gid .. pack('>I2', at) end
@@ -118,8 +120,7 @@ local function current(gid, nonce, at, id)
 end
 
 local function end_leases(g, at, n)
-  if g.ended == '' then g.ended = rep('0', g.count) end
-  g.ended = sub(g.ended, 1, at) .. rep('1', n) .. sub(g.ended, at + n + 1)
+  for place = at, at + n - 1 do g.over[place] = true end
   g.live, g.dirty = g.live - n, true
   add(LIVE, -n)
   add(N_LEASED, -n)
@@ -136,23 +137,22 @@ local function compact(g)
       map[#map + 1] = pack('<I2', at)
     end
   end
-  call('HDEL', RECS, unpack(piece_names({}, g.gid, g.pieces)))
+  call('HDEL', HELD, unpack(piece_names({}, g.gid, g.pieces)))
   g.map, g.segs, g.places, g.pieces = concat(map), nil, nil, 1
   local piece = segment(recs)
   g.bytes = #piece
-  put_pieces(g.gid, { piece })
+  call('HSET', HELD, g.gid .. char(1), piece)
 end
 local function save_grants()
   for gid, g in pairs(grants) do
     if g and g.dirty then
       g.dirty = false
       if g.live == 0 then
-        call('HDEL', HELD, gid)
-        call('HDEL', RECS, gid, unpack(piece_names({}, gid, g.pieces)))
+        call('HDEL', HELD, gid, gid .. ROLL, unpack(piece_names({}, gid, g.pieces)))
         call('ZREM', ENDS, gid)
         grants[gid] = false
       else
-        if g.ended ~= '' then compact(g) end
+        if ended(g) ~= '' then compact(g) end
         call('HSET', HELD, gid, head(g))
       end
     end

@@ -16,8 +16,7 @@
 //! | `uwin` | sorted set | unique keys with a window, by its end |
 //! | `done` `dead` `gone` | sorted sets | completed, dead and cancelled jobs: sequence and id, by time of their end |
 //! | `keep` | sorted set | ids of settled jobs, by the end of their retention |
-//! | `held` | hash | grant → nonce, terms, deadline, renewals, owner, task, which leases have ended |
-//! | `recs` | hash | grant → flags and ids of its jobs; grant and number → segments of its jobs |
+//! | `held` | hash | grant → nonce, terms, deadline, renewals, owner, task, which leases have ended; grant and zero → ids of its jobs; grant and number → segments of its jobs |
 //! | `note` | hash | grant and place → cancel flag, progress and checkpoint of one lease |
 //! | `ends` | sorted set | live grants by deadline |
 //! | `doze` `doze2` | sorted sets | sleepers by the end of their sleep; the second those who take suspects |
@@ -29,14 +28,24 @@
 //! commands on record; `s:` session as above. Wake-ups are published on channels
 //! `namespace:bell:` and a random word.
 
+use crate::error::Verb;
 use crate::job::{Namespace, QueueName};
 use crate::store::SessionId;
 
-const PARTS: [&str; 33] = [
+const PARTS: [&str; 32] = [
     "meta", "due", "jobs", "park", "excl", "uniq", "uwin", "done", "dead", "gone", "keep", "held",
-    "recs", "note", "ends", "doze", "doze2", "0s", "0", "1s", "1", "2s", "2", "3s", "3", "4s", "4",
-    "5s", "5", "6s", "6", "7s", "7",
+    "note", "ends", "doze", "doze2", "0s", "0", "1s", "1", "2s", "2", "3s", "3", "4s", "4", "5s",
+    "5", "6s", "6", "7s", "7",
 ];
+
+/// Where some of them stand in that list; the lines without suspects are every second from the
+/// first on.
+const META: usize = 0;
+const DUE: usize = 1;
+const HELD: usize = 11;
+const ENDS: usize = 13;
+const DOZE: usize = 14;
+const FIRST_LINE: usize = 17;
 
 /// Keys that share a slot.
 #[derive(Debug)]
@@ -67,6 +76,22 @@ impl Keys {
 
     pub(super) fn tag(&self) -> &str {
         &self.tag
+    }
+
+    /// Those that a plain call of a verb needs, in the order in which its script numbers them; the
+    /// session comes behind the first.
+    pub(super) fn plain(&self, verb: Verb) -> Vec<&[u8]> {
+        let own: &[usize] = match verb {
+            Verb::Claim => &[META, HELD, ENDS, DUE],
+            Verb::Enqueue => &[META, DOZE],
+            _ => &[META, HELD, ENDS],
+        };
+        let lines = match verb {
+            Verb::Claim | Verb::Enqueue => FIRST_LINE..PARTS.len(),
+            _ => 0..0,
+        };
+        let all = own.iter().copied().chain(lines.step_by(2));
+        all.map(|at| &self.all[at][..]).collect()
     }
 
     /// Where the calls of a session are remembered.
@@ -118,6 +143,20 @@ mod tests {
         all.sort();
         all.dedup();
         assert_eq!(all.len(), count);
+    }
+
+    #[test]
+    fn a_plain_call_has_the_keys_that_its_script_names() {
+        let queue = QueueName::new("q").unwrap();
+        let keys = Keys::of(&Namespace::new("n").unwrap(), &queue, 0);
+        let named = |verb| {
+            let keys = keys.plain(verb);
+            let names = keys.iter().map(|key| String::from_utf8_lossy(&key[8..]));
+            names.collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(named(Verb::Settle), "meta held ends");
+        assert_eq!(named(Verb::Claim), "meta held ends due 0 1 2 3 4 5 6 7");
+        assert_eq!(named(Verb::Enqueue), "meta doze 0 1 2 3 4 5 6 7");
     }
 
     #[test]

@@ -30,7 +30,7 @@ use crate::job::{Namespace, QueueName};
 use crate::lease::Verdict;
 use keys::Keys;
 use link::{Link, Script};
-use queue::Queues;
+use queue::{Partition, Queues};
 use script::{BY_HAND, SERVERS, Scripts};
 use session::Sessions;
 use wait::Bells;
@@ -61,6 +61,7 @@ mod renew;
 mod script;
 mod session;
 mod settle;
+mod step;
 mod url;
 mod wait;
 mod wire;
@@ -194,13 +195,17 @@ impl RedisStore {
 
     /// Runs a script. The last argument shows a test's clock to those that go by hand.
     async fn call(&self, script: &Script, keys: &[&[u8]], args: &[&[u8]]) -> Result<Reply> {
+        Reply::read(self.answer(script, keys, args).await?)
+    }
+
+    async fn answer(&self, script: &Script, keys: &[&[u8]], args: &[&[u8]]) -> Result<Vec<u8>> {
         let hand = self.shared.options.clock.as_ref();
         let shown = hand.map(|clock| clock.now().as_micros().to_string());
         let mut args = args.to_vec();
         args.extend(shown.as_ref().map(String::as_bytes));
         match self.link.call(script, keys, &args).await? {
-            Value::BulkString(answer) => Reply::read(answer),
-            Value::Array(parts) => Reply::read(joined(&parts)?),
+            Value::BulkString(answer) => Ok(answer),
+            Value::Array(parts) => joined(&parts),
             _ => Err(garbled()),
         }
     }
@@ -220,37 +225,76 @@ impl RedisStore {
         verb: Verb,
         args: &[&[u8]],
     ) -> Result<Reply> {
-        let reply = self.request_on(script, keys, &[], request, verb, args);
-        reply.await
+        self.request_step(script, (keys, &[]), request, verb, 0, args)
+            .await
     }
 
-    /// The same with more keys of the same slot, between those of the partition and the session.
-    async fn request_on(
+    /// The same for one step of a call, with more keys of the same slot between those of the
+    /// partition and the session.
+    async fn request_step(
         &self,
         script: &Script,
-        keys: &Keys,
-        more: &[&[u8]],
+        (keys, more): (&Keys, &[&[u8]]),
         request: RequestId,
         verb: Verb,
+        step: usize,
         args: &[&[u8]],
     ) -> Result<Reply> {
-        let sessions = &self.shared.sessions;
         let session = keys.session(request.session);
-        if let Some(heard) = sessions.greeting(request, keys.tag())? {
-            let heard = heard.as_micros().to_string();
-            let open = &self.scripts().open;
-            let reply = self.call(open, &[&session], &[heard.as_bytes()]).await?;
-            sessions.met(request.session, keys.tag(), reply.now);
-        }
-        let name = sessions.sending(request, verb, keys.tag())?;
+        let name = self.sending(keys, &session, request, verb, step).await?;
         let mut all: Vec<&[u8]> = keys.all.iter().map(Vec::as_slice).collect();
         all.extend_from_slice(more);
         all.push(&session);
         let mut with: Vec<&[u8]> = vec![&name];
         with.extend_from_slice(args);
         let reply = self.call(script, &all, &with).await?;
-        sessions.heard(request.session, reply.now);
+        self.shared.sessions.heard(request.session, reply.now);
         Ok(reply)
+    }
+
+    /// Tries the plain script of a verb. Nothing, and nothing done, if the call is not plain.
+    async fn request_plainly(
+        &self,
+        script: &Script,
+        partition: &Partition,
+        request: RequestId,
+        verb: Verb,
+        args: &[&[u8]],
+    ) -> Result<Option<Reply>> {
+        let keys = partition.keys();
+        let session = keys.session(request.session);
+        let name = self.sending(keys, &session, request, verb, 0).await?;
+        let mut few = keys.plain(verb);
+        few.insert(1, &session);
+        let mut with: Vec<&[u8]> = vec![&name];
+        with.extend_from_slice(args);
+        let answer = self.answer(script, &few, &with).await?;
+        if answer == NOT_PLAIN {
+            partition.queue.was_not_plain(verb);
+            return Ok(None);
+        }
+        let reply = Reply::read(answer)?;
+        self.shared.sessions.heard(request.session, reply.now);
+        Ok(Some(reply))
+    }
+
+    /// The request as the scripts read it; the partition remembers its session from here on.
+    async fn sending(
+        &self,
+        keys: &Keys,
+        session: &[u8],
+        request: RequestId,
+        verb: Verb,
+        step: usize,
+    ) -> Result<Vec<u8>> {
+        let sessions = &self.shared.sessions;
+        if let Some(heard) = sessions.greeting(request, keys.tag())? {
+            let heard = heard.as_micros().to_string();
+            let open = &self.scripts().open;
+            let reply = self.call(open, &[session], &[heard.as_bytes()]).await?;
+            sessions.met(request.session, keys.tag(), reply.now);
+        }
+        sessions.sending(request, verb, step, keys.tag())
     }
 
     /// What the store's clock shows.
@@ -275,10 +319,15 @@ struct Reply {
     body: In,
 }
 
+/// What a plain script says of a call that is not.
+const NOT_PLAIN: &[u8] = &[255];
+
 const LOST: u8 = 1;
 const OVERTAKEN: u8 = 2;
 const MIXED_UP: u8 = 3;
 const AHEAD: u8 = 4;
+/// There is more to do before a claim than one call should take.
+const CROWDED: u8 = 5;
 
 fn refusal(status: u8) -> Result<()> {
     match status {

@@ -23,10 +23,27 @@ local function put(rec, command)
   if line % 2 == 0 then alarms = alarms + 1 else bells = bells + 1 end
 end
 local function put_back(rec) put(rec, 'RPUSH') end
--- Puts jobs ahead of everything in their lines, in token order.
+-- Puts jobs ahead of everything in their lines, in token order; without an index, some to a segment.
 local function put_front(jobs)
   table.sort(jobs, function(a, b) return a.token < b.token end)
-  for at = #jobs, 1, -1 do put(jobs[at].rec, 'LPUSH') end
+  if M[INDEX] == 1 then
+    for at = #jobs, 1, -1 do put(jobs[at].rec, 'LPUSH') end
+    return
+  end
+  local lines, some = {}, 20
+  for _, job in ipairs(jobs) do
+    local line = line_of(job.rec)
+    lines[line] = lines[line] or {}
+    table.insert(lines[line], job.rec)
+  end
+  for line, recs in pairs(lines) do
+    for from = #recs - (#recs - 1) % some, 1, -some do
+      call('LPUSH', line_key(line), segment({ unpack(recs, from, math.min(from + some - 1, #recs)) }))
+    end
+    add(IN_LINE + line, #recs)
+    add(N_READY, #recs)
+    if line % 2 == 0 then alarms = alarms + #recs else bells = bells + #recs end
+  end
 end
 
 -- The parked of a key lie together, and those of no other key between them.

@@ -1,22 +1,13 @@
--- plain: the way of plain jobs, which come by the hundred. A script starts here, before it
--- makes the functions for everything else; if a call turns out not to be plain, nothing has been
--- changed, and the rest of the script takes it up from the start.
+-- plain: the way of plain jobs, which come by the hundred. A plain script has few keys, looks at no
+-- job, and makes hardly a function: each costs as much as a command. A call that turns out not to be
+-- plain has changed nothing; the answer is NOT_PLAIN, and the script of the verb takes it up from
+-- the start.
+local META, SESSION = KEYS[1], KEYS[2]
+local NOT_PLAIN = '\255'
 
--- Whether a request is neither a repeat nor to be refused.
-local function is_new(request)
-  local lane, seq, _, heard = read('<c4I8I1I8', request)
-  local kept = call('HMGET', SESSION, 'open', lane)
-  return kept[1] and now - heard <= SESSION_IDLE and (not kept[2] or (read('<I8', kept[2])) < seq)
-end
-local function keep_answer(request, answer)
-  call('HSET', SESSION, sub(request, 1, 4), sub(request, 5, 13) .. answer)
-end
-
--- The counters of a partition that is there and has no index.
-local function plain_counters()
-  local raw = call('GET', META)
-  if not raw then return nil end
-  local counters = { read(FIELDS, raw) }
-  return counters[INDEX] == 0 and counters
-end
-local function keep_counters(counters) call('SET', META, pack(FIELDS, unpack(counters, 1, 46))) end
+-- The request is neither a repeat nor to be refused, the partition is there and has no index.
+local lane, seq, _, _, heard = read('<c4I8I1I2I8', ARGV[1])
+local kept = call('HMGET', SESSION, 'open', lane)
+if not kept[1] or now - heard > SESSION_IDLE or kept[2] and read('<I8', kept[2]) >= seq then return NOT_PLAIN end
+local counters = call('GET', META)
+if not counters or read('<I8', counters, 8 * INDEX - 7) ~= 0 then return NOT_PLAIN end

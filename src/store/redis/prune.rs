@@ -3,10 +3,14 @@
 use std::sync::Arc;
 
 use super::RedisStore;
+use super::step::Steps;
 use crate::clock::micros;
 use crate::error::{Result, Verb};
 use crate::job::limits;
 use crate::store::{PruneRequest, bounded};
+
+/// Jobs, and keys, that one step deletes.
+const CHUNK: u64 = 100;
 
 impl RedisStore {
     pub(super) async fn prune_all(&self, request: &PruneRequest) -> Result<u64> {
@@ -30,11 +34,18 @@ impl RedisStore {
                 break;
             }
             let overdue = micros(request.overdue).to_string();
-            let max = (request.max as u64 - pruned).to_string();
-            let args: [&[u8]; 2] = [overdue.as_bytes(), max.as_bytes()];
-            let script = &self.scripts().prune;
-            let reply = self.request(script, partition.keys(), id, Verb::Prune, &args);
-            pruned += reply.await?.body.u64()?;
+            let mut steps = Steps::new(self, partition.keys(), id, Verb::Prune);
+            loop {
+                let max = (request.max as u64 - pruned).min(CHUNK);
+                let shown = max.to_string();
+                let args: [&[u8]; 2] = [overdue.as_bytes(), shown.as_bytes()];
+                let mut body = steps.take(&self.scripts().prune, &args).await?;
+                let (jobs, keys) = (body.u64()?, body.u64()?);
+                pruned += jobs;
+                if jobs.max(keys) < max || pruned >= request.max as u64 {
+                    break;
+                }
+            }
         }
         Ok(pruned)
     }

@@ -7,6 +7,7 @@
 //! and the unique key holds among the jobs of that partition.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use redis::Value;
@@ -14,7 +15,7 @@ use redis::Value;
 use super::RedisStore;
 use super::keys::Keys;
 use super::wire::garbled;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::job::{JobId, Namespace, NewJob, QueueName};
 
 /// A queue, as it was made.
@@ -23,7 +24,13 @@ pub(super) struct Queue {
     pub(super) name: QueueName,
     pub(super) index: bool,
     pub(super) partitions: Vec<Keys>,
+    /// Calls of enqueue, claim and settle that do without a plain attempt from now on.
+    detours: [AtomicU32; 3],
 }
+
+/// After an attempt that was not plain, so many calls do without: those that follow are often like
+/// it, and an attempt is a round trip.
+const DETOUR: u32 = 8;
 
 /// One partition of a queue.
 #[derive(Clone, Debug)]
@@ -45,7 +52,31 @@ impl Queue {
             name: name.clone(),
             index,
             partitions: keys.collect(),
+            detours: Default::default(),
         })
+    }
+
+    fn detour(&self, verb: Verb) -> &AtomicU32 {
+        &self.detours[match verb {
+            Verb::Enqueue => 0,
+            Verb::Claim => 1,
+            _ => 2,
+        }]
+    }
+
+    /// Whether a call may turn out to be plain.
+    pub(super) fn tries_plain(&self, verb: Verb) -> bool {
+        let less = |left: u32| left.checked_sub(1);
+        let relaxed = Ordering::Relaxed;
+        !self.index
+            && self
+                .detour(verb)
+                .fetch_update(relaxed, relaxed, less)
+                .is_err()
+    }
+
+    pub(super) fn was_not_plain(&self, verb: Verb) {
+        self.detour(verb).store(DETOUR, Ordering::Relaxed);
     }
 
     pub(super) fn partition(self: &Arc<Self>, number: u16) -> Option<Partition> {

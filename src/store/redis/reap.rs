@@ -7,7 +7,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::RedisStore;
+use super::queue::Partition;
 use super::session::Plan;
+use super::step::Steps;
 use super::wire::{In, garbled};
 use crate::error::{Result, Verb};
 use crate::job::{JobState, Kind, QueueName, limits};
@@ -39,13 +41,11 @@ impl RedisStore {
                 .iter()
                 .filter(|(other, _)| other.keys().tag() == tag)
                 .map(|(_, leases)| leases);
-            let max = here.sum::<usize>().to_string();
-            let script = &self.scripts().reap;
-            let args: [&[u8]; 1] = [max.as_bytes()];
-            let reply = self.request(script, partition.keys(), id, Verb::Reap, &args);
-            let mut body = reply.await?.body;
+            let max = here.sum::<usize>();
+            let mut steps = Steps::new(self, partition.keys(), id, Verb::Reap);
             tags.push(tag);
-            reaped.push(reports(&mut body, &partition.queue.name)?.into());
+            let expired = self.reap_steps(&mut steps, partition, [max, 0]).await?;
+            reaped.push(expired.into());
         }
         let mut expired = Vec::new();
         for (partition, leases) in plan.iter() {
@@ -57,6 +57,26 @@ impl RedisStore {
         }
         expired.extend(reaped.into_iter().flatten());
         Ok(expired)
+    }
+
+    /// Expires so many leases and promotes so many jobs of a partition, at most. The newest expire
+    /// first, and stand last in the answer.
+    pub(super) async fn reap_steps(
+        &self,
+        steps: &mut Steps<'_>,
+        partition: &Partition,
+        most: [usize; 2],
+    ) -> Result<Vec<Expiry>> {
+        let [mut leases, mut jobs] = most;
+        let mut parts = Vec::new();
+        while leases + jobs > 0 {
+            let args = [leases.to_string(), jobs.to_string()];
+            let args = [args[0].as_bytes(), args[1].as_bytes()];
+            let mut body = steps.take(&self.scripts().reap, &args).await?;
+            (leases, jobs) = (body.u32()?, body.u32()?);
+            parts.push(reports(&mut body, &partition.queue.name)?);
+        }
+        Ok(parts.into_iter().rev().flatten().collect())
     }
 
     /// How many leases of which grants, the oldest first.

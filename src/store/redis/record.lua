@@ -1,6 +1,5 @@
 -- record: reading and changing job records and segments. `store/record.rs` has the layout of a
--- record; a segment is [u32 bytes][u16 jobs][u16 flags][u32 weight][u64 stamp][ids][records], and
--- its stamp is the time of the records that carry none.
+-- record, `words.lua` that of a segment.
 local has = function(flags, flag) return bit.band(flags, flag) ~= 0 end
 
 local function id_of(rec) return sub(rec, 17, 32) end
@@ -9,85 +8,91 @@ local function micros(rec, at)
   return seconds * 1000000 + math.floor(nanos / 1000)
 end
 
--- Where the parts of a record are.
-local function parse(rec)
-  local flags = read('<I2', rec, 7)
-  local at = 58 + byte(rec, 57)
-  local p = { flags = flags }
-  local function bytes()
-    local from = at + 4
-    at = from + u4(rec, at)
-    return sub(rec, from, at - 1)
-  end
-  local function duration(flag)
-    if not has(flags, flag) then return nil end
-    at = at + 12
-    return micros(rec, at - 12)
-  end
-  if has(flags, UNIQUE) then
-    p.unique = bytes()
-    p.window = duration(WINDOW)
-  end
-  if has(flags, EXCLUSIVE) then p.exclusive = bytes() end
-  if has(flags, TERM) then p.term_raw = sub(rec, at, at + 11) end
-  p.term = duration(TERM)
-  p.lifetime = duration(LIFETIME)
-  duration(TIMEOUT)
-  duration(STALL)
-  p.retention = duration(RETENTION)
-  if has(flags, FAILURES) then at = at + 4 end
-  if has(flags, RETRY) then at = at + 32 end
-  if has(flags, HEADERS) then
-    local count = u4(rec, at)
-    at = at + 4
-    for _ = 1, 2 * count do at = at + 4 + u4(rec, at) end
-  end
-  at = at + 4 + u4(rec, at)
-  p.rest = at
-  if has(flags, CHECKPOINT) then
-    p.saved = 20 + u4(rec, at + 16)
-    p.checkpoint = sub(rec, at, at + p.saved - 1)
-    at = at + p.saved
-  end
-  if has(flags, RESULT) then
-    local from = at
+local parse, rewrite
+do
+  local WINDOW, TIMEOUT, STALL, FAILURES, RETRY = 2, 32, 64, 256, 512
+  local HEADERS, CHECKPOINT, RESULT, HISTORY = 1024, 2048, 4096, 8192
+
+  -- Where the parts of a record are.
+  function parse(rec)
+    local flags = read('<I2', rec, 7)
+    local at = 58 + byte(rec, 57)
+    local p = { flags = flags }
+    local function bytes()
+      local from = at + 4
+      at = from + u4(rec, at)
+      return sub(rec, from, at - 1)
+    end
+    local function duration(flag)
+      if not has(flags, flag) then return nil end
+      at = at + 12
+      return micros(rec, at - 12)
+    end
+    if has(flags, UNIQUE) then
+      p.unique = bytes()
+      p.window = duration(WINDOW)
+    end
+    if has(flags, EXCLUSIVE) then p.exclusive = bytes() end
+    if has(flags, TERM) then p.term_raw = sub(rec, at, at + 11) end
+    p.term = duration(TERM)
+    p.lifetime = duration(LIFETIME)
+    duration(TIMEOUT)
+    duration(STALL)
+    p.retention = duration(RETENTION)
+    if has(flags, FAILURES) then at = at + 4 end
+    if has(flags, RETRY) then at = at + 32 end
+    if has(flags, HEADERS) then
+      local count = u4(rec, at)
+      at = at + 4
+      for _ = 1, 2 * count do at = at + 4 + u4(rec, at) end
+    end
     at = at + 4 + u4(rec, at)
-    p.result = sub(rec, from, at - 1)
+    p.rest = at
+    if has(flags, CHECKPOINT) then
+      p.saved = 20 + u4(rec, at + 16)
+      p.checkpoint = sub(rec, at, at + p.saved - 1)
+      at = at + p.saved
+    end
+    if has(flags, RESULT) then
+      local from = at
+      at = at + 4 + u4(rec, at)
+      p.result = sub(rec, from, at - 1)
+    end
+    if has(flags, HISTORY) then p.history = sub(rec, at) end
+    return p
   end
-  if has(flags, HISTORY) then p.history = sub(rec, at) end
-  return p
-end
 
--- Adds an ended lease; the ninth oldest is forgotten.
-local function lengthen(history, ended)
-  if not history then return pack('<I4', 1) .. ended end
-  local count, at = u4(history, 1), 5
-  if count == 8 then
-    local parts = byte(history, at + 29)
-    at = at + 30
-    for _ = 1, 2 + parts % 2 do at = at + 4 + u4(history, at) end
-    if parts >= 2 then at = at + 17 + 4 + u4(history, at + 17) end
-    count = 7
+  -- Adds an ended lease; the ninth oldest is forgotten.
+  local function lengthen(history, ended)
+    if not history then return pack('<I4', 1) .. ended end
+    local count, at = u4(history, 1), 5
+    if count == 8 then
+      local parts = byte(history, at + 29)
+      at = at + 30
+      for _ = 1, 2 + parts % 2 do at = at + 4 + u4(history, at) end
+      if parts >= 2 then at = at + 17 + 4 + u4(history, at + 17) end
+      count = 7
+    end
+    return pack('<I4', count + 1) .. sub(history, at) .. ended
   end
-  return pack('<I4', count + 1) .. sub(history, at) .. ended
-end
 
--- The record with some of its parts changed.
-local function rewrite(rec, p, change)
-  local checkpoint = change.checkpoint or p.checkpoint
-  local result = change.result or p.result
-  local history = change.ended and lengthen(p.history, change.ended) or p.history
-  local weight = u4(rec, 53)
-  if change.checkpoint then weight = weight - (p.saved or 20) + #change.checkpoint end
-  local flags = bit.band(p.flags, 2047)
-  if checkpoint then flags = flags + CHECKPOINT end
-  if result then flags = flags + RESULT end
-  if history then flags = flags + HISTORY end
-  local tail = sub(rec, 57, p.rest - 1) .. (checkpoint or '') .. (result or '') .. (history or '')
-  return pack('<I4', 56 + #tail) .. sub(rec, 5, 6)
-    .. pack('<I2I4I4', flags, change.failures or u4(rec, 9), change.expiries or u4(rec, 13))
-    .. sub(rec, 17, 40) .. (change.run_at and p8(change.run_at) or sub(rec, 41, 48))
-    .. sub(rec, 49, 52) .. pack('<I4', weight) .. tail
+  -- The record with some of its parts changed.
+  function rewrite(rec, p, change)
+    local checkpoint = change.checkpoint or p.checkpoint
+    local result = change.result or p.result
+    local history = change.ended and lengthen(p.history, change.ended) or p.history
+    local weight = u4(rec, 53)
+    if change.checkpoint then weight = weight - (p.saved or 20) + #change.checkpoint end
+    local flags = bit.band(p.flags, 2047)
+    if checkpoint then flags = flags + CHECKPOINT end
+    if result then flags = flags + RESULT end
+    if history then flags = flags + HISTORY end
+    local tail = sub(rec, 57, p.rest - 1) .. (checkpoint or '') .. (result or '') .. (history or '')
+    return pack('<I4', 56 + #tail) .. sub(rec, 5, 6)
+      .. pack('<I2I4I4', flags, change.failures or u4(rec, 9), change.expiries or u4(rec, 13))
+      .. sub(rec, 17, 40) .. (change.run_at and p8(change.run_at) or sub(rec, 41, 48))
+      .. sub(rec, 49, 52) .. pack('<I4', weight) .. tail
+  end
 end
 
 local function stamped(rec, stamp)
@@ -104,18 +109,36 @@ local function segment(recs)
     weight = weight + u4(rec, 53)
   end
   local body = concat(ids) .. concat(recs)
-  return pack('<I4I2I2I4I8', 20 + #body, #recs, flags, weight, 0) .. body
+  return pack(SEGMENT, 22 + #body, #recs, flags, weight, '\0\0\0\0\0\0\0\0', 0) .. body
+end
+
+-- Where the parts of the segment at `at` are; its records are found once they are asked for.
+local function segment_at(blob, at)
+  local bytes, count, flags, _, stamp, form = read(SEGMENT, blob, at)
+  return { at = at, bytes = bytes, count = count, flags = flags, stamp = stamp, form = form, ids = at + 22 + form }
+end
+-- The record at a place of a segment, counted from zero.
+local function nth(blob, seg, n)
+  if not seg.starts then
+    local starts, from = {}, seg.ids + 16 * seg.count
+    for m = 0, seg.count - 1 do
+      starts[m] = from
+      from = from + u4(blob, from) + (seg.form > 0 and 4 or 0)
+    end
+    seg.starts = starts
+  end
+  local from = seg.starts[n]
+  local length = u4(blob, from)
+  if seg.form == 0 then return stamped(sub(blob, from, from + length - 1), seg.stamp) end
+  local form, id = seg.at + 21, seg.ids + 16 * n
+  return pack('<I4', seg.form + 4 + length) .. sub(blob, form + 5, form + 16) .. sub(blob, id, id + 15)
+    .. seg.stamp .. seg.stamp .. sub(blob, form + 49, form + 52) .. pack('<I4', u4(blob, form + 53) + length)
+    .. sub(blob, form + 57, form + seg.form) .. sub(blob, from, from + 3 + length)
 end
 
 -- The records of a segment that begins at `at`, appended to `out`; then where it ends.
 local function open_segment(blob, at, out)
-  local bytes, count = read('<I4I2', blob, at)
-  local stamp = sub(blob, at + 12, at + 19)
-  local from = at + 20 + 16 * count
-  for _ = 1, count do
-    local till = from + u4(blob, from)
-    out[#out + 1] = stamped(sub(blob, from, till - 1), stamp)
-    from = till
-  end
-  return at + bytes
+  local seg = segment_at(blob, at)
+  for n = 0, seg.count - 1 do out[#out + 1] = nth(blob, seg, n) end
+  return at + seg.bytes
 end

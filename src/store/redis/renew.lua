@@ -63,7 +63,7 @@ for _, beat in ipairs(others) do
     end
     local cancel, fenced, place = {}, {}, 0
     for _, run in ipairs(beat.runs) do
-      if g.noted == 0 and g.ended == '' and run[1] + run[2] <= g.count then
+      if g.noted == 0 and ended(g) == '' and run[1] + run[2] <= g.count then
         place = place + run[2]
       else
         for lease = run[1], run[1] + run[2] - 1 do

@@ -7,10 +7,10 @@ use crate::fence::commands::LUA as COMMANDS;
 
 /// One script per verb.
 pub(super) struct Scripts {
-    pub(super) enqueue: Script,
-    pub(super) claim: Script,
+    pub(super) enqueue: Verb,
+    pub(super) claim: Verb,
     pub(super) renew: Script,
-    pub(super) settle: Script,
+    pub(super) settle: Verb,
     pub(super) complete: Script,
     pub(super) checkpoint: Script,
     pub(super) reap: Script,
@@ -23,11 +23,19 @@ pub(super) struct Scripts {
     pub(super) audit: Script,
 }
 
+/// The script of a verb, and the one that plain calls try first.
+pub(super) struct Verb {
+    pub(super) plain: Script,
+    pub(super) full: Script,
+}
+
 pub(super) static SERVERS: LazyLock<Scripts> =
     LazyLock::new(|| Scripts::new(include_str!("clock.lua")));
 pub(super) static BY_HAND: LazyLock<Scripts> =
     LazyLock::new(|| Scripts::new(include_str!("clock_by_hand.lua")));
 
+const WORDS: &str = include_str!("words.lua");
+const WAKE: &str = include_str!("wake.lua");
 const NAMES: &str = include_str!("names.lua");
 const BASE: &str = include_str!("base.lua");
 const RECORD: &str = include_str!("record.lua");
@@ -36,6 +44,7 @@ const GRANT: &str = include_str!("grant.lua");
 const ENDING: &str = include_str!("ending.lua");
 const PLAIN: &str = include_str!("plain.lua");
 const RUNS: &str = include_str!("runs.lua");
+const CUT: &str = include_str!("cut.lua");
 
 /// Takes more memory: refused on a full server.
 const GROWS: &str = "#!lua\n";
@@ -45,65 +54,78 @@ const READS: &str = "#!lua flags=no-writes\n";
 
 impl Scripts {
     fn new(clock: &str) -> Self {
-        let script = |name, flags: &str, plain: &[&str], parts: &[&str], body: &str| {
-            let (plain, parts) = (plain.concat(), parts.concat());
-            let text = [flags, clock, NAMES, &plain, BASE, &parts, body].concat();
+        let made = |name, flags: &str, parts: &[&str], body: &str| {
+            let text = [flags, clock, WORDS, &parts.concat(), body].concat();
             Script::new(name, text)
         };
-        let ends = &[RECORD, PLACE, GRANT, ENDING];
-        let grants = &[RECORD, PLACE, GRANT];
-        // In a block: a script can have 200 names at a time.
-        let enqueue = &["do\n", PLAIN, include_str!("enqueue_plain.lua"), "end\n"];
-        let settle = &[
-            "do\n",
-            PLAIN,
-            RUNS,
-            include_str!("settle_plain.lua"),
-            "end\n",
-        ];
-        let claim = &[
-            "do\n",
-            PLAIN,
-            RUNS,
-            include_str!("claim_plain.lua"),
-            "end\n",
-        ];
-        let renew = &[include_str!("renew_plain.lua")];
-        let places = &[RECORD, PLACE];
-        Self {
-            enqueue: script(
-                "enqueue",
+        let script = |name, flags, parts: &[&str], body| {
+            let parts = [&[WAKE, NAMES], parts].concat();
+            made(name, flags, &parts, body)
+        };
+        let ends = &[BASE, RECORD, PLACE, GRANT, ENDING];
+        let grants = &[BASE, RECORD, PLACE, GRANT];
+        let places = &[BASE, RECORD, PLACE];
+        let enqueue = Verb {
+            plain: made(
+                "enqueue_plain",
                 GROWS,
-                enqueue,
-                places,
-                include_str!("enqueue.lua"),
+                &[WAKE, PLAIN],
+                include_str!("enqueue_plain.lua"),
             ),
-            claim: script("claim", GROWS, claim, ends, include_str!("claim.lua")),
-            renew: script("renew", ALWAYS, renew, ends, include_str!("renew.lua")),
-            settle: script("settle", ALWAYS, settle, ends, include_str!("settle.lua")),
+            full: script("enqueue", GROWS, places, include_str!("enqueue.lua")),
+        };
+        let claim = Verb {
+            plain: made(
+                "claim_plain",
+                GROWS,
+                &[PLAIN, "local RUNS, IDS = ARGV[6], 7\n", RUNS, CUT],
+                include_str!("claim_plain.lua"),
+            ),
+            full: script(
+                "claim",
+                GROWS,
+                &[BASE, RECORD, PLACE, GRANT, ENDING, CUT],
+                include_str!("claim.lua"),
+            ),
+        };
+        let settle = Verb {
+            plain: made(
+                "settle_plain",
+                ALWAYS,
+                &[PLAIN, "local RUNS, IDS = ARGV[2], 3\n", RUNS],
+                include_str!("settle_plain.lua"),
+            ),
+            full: script("settle", ALWAYS, ends, include_str!("settle.lua")),
+        };
+        let renew = &[
+            include_str!("renew_plain.lua"),
+            BASE,
+            RECORD,
+            PLACE,
+            GRANT,
+            ENDING,
+        ];
+        Self {
+            enqueue,
+            claim,
+            settle,
+            renew: script("renew", ALWAYS, renew, include_str!("renew.lua")),
             // Grows: the commands may.
             complete: script(
                 "complete",
                 GROWS,
-                &[],
-                &[RECORD, PLACE, GRANT, ENDING, COMMANDS],
+                &[BASE, RECORD, PLACE, GRANT, ENDING, COMMANDS],
                 include_str!("complete.lua"),
             ),
-            checkpoint: script(
-                "checkpoint",
-                ALWAYS,
-                &[],
-                grants,
-                include_str!("checkpoint.lua"),
-            ),
-            reap: script("reap", ALWAYS, &[], ends, include_str!("reap.lua")),
-            control: script("control", ALWAYS, &[], grants, include_str!("control.lua")),
-            inspect: script("inspect", READS, &[], grants, include_str!("inspect.lua")),
-            parked: script("parked", READS, &[], places, include_str!("parked.lua")),
-            prune: script("prune", ALWAYS, &[], places, include_str!("prune.lua")),
-            wait: script("wait", ALWAYS, &[], &[], include_str!("wait.lua")),
-            open: script("open", ALWAYS, &[], &[], include_str!("open.lua")),
-            audit: script("audit", ALWAYS, &[], &[], include_str!("audit.lua")),
+            checkpoint: script("checkpoint", ALWAYS, grants, include_str!("checkpoint.lua")),
+            reap: script("reap", ALWAYS, ends, include_str!("reap.lua")),
+            control: script("control", ALWAYS, grants, include_str!("control.lua")),
+            inspect: script("inspect", READS, grants, include_str!("inspect.lua")),
+            parked: script("parked", READS, places, include_str!("parked.lua")),
+            prune: script("prune", ALWAYS, places, include_str!("prune.lua")),
+            wait: script("wait", ALWAYS, &[BASE], include_str!("wait.lua")),
+            open: script("open", ALWAYS, &[BASE], include_str!("open.lua")),
+            audit: script("audit", ALWAYS, &[BASE], include_str!("audit.lua")),
         }
     }
 }

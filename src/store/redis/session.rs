@@ -10,6 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::queue::Partition;
@@ -43,6 +44,8 @@ struct Lane {
     verb: Verb,
     sent: HashSet<String>,
     plan: Option<Plan>,
+    /// The answers to the steps of a call, by partition: a repeat goes on behind them.
+    steps: HashMap<String, Vec<Bytes>>,
     /// The request before this one.
     before: Option<Box<Lane>>,
 }
@@ -107,6 +110,7 @@ impl Sessions {
             verb,
             sent: HashSet::new(),
             plan: None,
+            steps: HashMap::new(),
             before: None,
         });
         if lane.seq > request.seq {
@@ -124,6 +128,7 @@ impl Sessions {
             verb: lane.verb,
             sent: std::mem::take(&mut lane.sent),
             plan: lane.plan.take(),
+            steps: std::mem::take(&mut lane.steps),
             before: None,
         }));
         lane.seq = request.seq;
@@ -159,6 +164,26 @@ impl Sessions {
         }
     }
 
+    /// The answers that a partition has given to the steps of a request so far.
+    pub(super) fn steps(&self, request: RequestId, tag: &str) -> Vec<Bytes> {
+        let open = self.lock();
+        let session = open.get(&request.session);
+        let lane = session.and_then(|session| session.lanes.get(&request.lane));
+        let lane = lane.filter(|lane| lane.seq == request.seq);
+        lane.and_then(|lane| lane.steps.get(tag))
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    pub(super) fn stepped(&self, request: RequestId, tag: &str, answer: Bytes) {
+        let mut open = self.lock();
+        let session = open.get_mut(&request.session);
+        let lane = session.and_then(|session| session.lanes.get_mut(&request.lane));
+        if let Some(lane) = lane.filter(|lane| lane.seq == request.seq) {
+            lane.steps.entry(tag.to_owned()).or_default().push(answer);
+        }
+    }
+
     /// When the session was last heard of, if the partition must be greeted before the request.
     pub(super) fn greeting(&self, request: RequestId, tag: &str) -> Result<Option<Timestamp>> {
         let open = self.lock();
@@ -175,7 +200,13 @@ impl Sessions {
     }
 
     /// The request as the scripts read it, about to be sent to a partition.
-    pub(super) fn sending(&self, request: RequestId, verb: Verb, tag: &str) -> Result<Vec<u8>> {
+    pub(super) fn sending(
+        &self,
+        request: RequestId,
+        verb: Verb,
+        step: usize,
+        tag: &str,
+    ) -> Result<Vec<u8>> {
         let mut open = self.lock();
         let session = open.get_mut(&request.session).ok_or_else(not_open)?;
         if let Some(lane) = session.lanes.get_mut(&request.lane)
@@ -186,7 +217,7 @@ impl Sessions {
         }
         let mut out = Out::default();
         out.u32(request.lane as usize).u64(request.seq);
-        out.u8(code(verb)).u64(session.heard.as_micros());
+        out.u8(code(verb)).u16(step).u64(session.heard.as_micros());
         Ok(out.0)
     }
 

@@ -4,24 +4,36 @@ use std::collections::BTreeMap;
 
 use super::RedisStore;
 use super::queue::Partition;
+use super::step::Steps;
 use super::wire::{Out, garbled};
 use crate::clock::micros;
 use crate::error::{Result, Verb};
 use crate::job::{QueueName, clip, limits};
 use crate::lease::{Issuer, Receipt, Verdict};
-use crate::store::{Outcome, SettleRequest, Settlement};
+use crate::store::{Outcome, RequestId, SettleRequest, Settlement};
 
 /// A place that no lease has.
 const NOWHERE: usize = u16::MAX as usize;
 /// No mark that could be believed is as large; a larger one has no exact double.
 const MARK_MAX: u64 = 1 << 53;
 
-/// The settlements of one partition, packed, and where their verdicts go.
+/// Leases that one step ends, unless it is plain.
+const CHUNK: usize = 50;
+/// Runs in a call that may be plain.
+const PLAIN_RUNS: usize = 100;
+
+/// The settlements of one partition, and where their verdicts go.
 pub(super) struct Share {
     pub(super) partition: Partition,
     pub(super) places: Vec<usize>,
-    pub(super) data: Out,
-    run: Option<Run>,
+    entries: Vec<Entry>,
+    has_front: bool,
+}
+
+enum Entry {
+    Run(Run),
+    /// Any other settlement, packed.
+    One(Out),
 }
 
 /// Neighbouring leases of one grant that complete.
@@ -30,6 +42,13 @@ struct Run {
     nonce: [u8; 16],
     first: usize,
     ids: Vec<u8>,
+}
+
+impl Run {
+    fn head(&self, data: &mut Out) {
+        data.raw(&self.grant.to_be_bytes()).raw(&self.nonce);
+        data.u8(0).u16(self.first).u16(self.ids.len() / 16);
+    }
 }
 
 /// The place of a receipt's lease in its grant.
@@ -49,34 +68,103 @@ impl Share {
         let nonce = *receipt.nonce.as_bytes();
         let at = place_in_grant(receipt);
         if matches!(outcome, Outcome::Complete { result: None }) && at != NOWHERE {
-            let follows = self.run.as_ref().is_some_and(|run| {
-                run.grant == grant && run.nonce == nonce && run.first + run.ids.len() / 16 == at
-            });
-            if !follows {
-                self.close();
+            if let Some(Entry::Run(run)) = self.entries.last_mut()
+                && run.grant == grant
+                && run.nonce == nonce
+                && run.first + run.ids.len() / 16 == at
+            {
+                run.ids.extend_from_slice(receipt.job.as_bytes());
+                return;
             }
-            let run = self.run.get_or_insert_with(|| Run {
+            self.entries.push(Entry::Run(Run {
                 grant,
                 nonce,
                 first: at,
-                ids: Vec::new(),
-            });
-            run.ids.extend_from_slice(receipt.job.as_bytes());
+                ids: receipt.job.as_bytes().to_vec(),
+            }));
             return;
         }
-        self.close();
-        let data = &mut self.data;
+        self.has_front |= matches!(outcome, Outcome::Surrender { delay, .. } if delay.is_zero());
+        let mut data = Out::default();
         data.raw(&grant.to_be_bytes()).raw(&nonce);
         data.u8(1).u16(at).u16(1).raw(receipt.job.as_bytes());
-        put_outcome(data, outcome);
+        put_outcome(&mut data, outcome);
+        self.entries.push(Entry::One(data));
     }
 
-    fn close(&mut self) {
-        if let Some(run) = self.run.take() {
-            self.data.raw(&run.grant.to_be_bytes()).raw(&run.nonce);
-            self.data.u8(0).u16(run.first).u16(run.ids.len() / 16);
-            self.data.raw(&run.ids);
+    /// The settlements, packed one behind the other.
+    pub(super) fn data(&self) -> Out {
+        let mut data = Out::default();
+        for entry in &self.entries {
+            match entry {
+                Entry::Run(run) => {
+                    run.head(&mut data);
+                    data.raw(&run.ids);
+                }
+                Entry::One(one) => {
+                    data.raw(&one.0);
+                }
+            }
         }
+        data
+    }
+
+    /// The settlements, packed for one step after the other. Those that go to the front of their line
+    /// go there together.
+    pub(super) fn chunks(&self) -> Vec<Out> {
+        if self.has_front {
+            return vec![self.data()];
+        }
+        let mut chunks = vec![Out::default()];
+        let mut room = CHUNK;
+        for entry in &self.entries {
+            if room == 0 {
+                chunks.push(Out::default());
+                room = CHUNK;
+            }
+            let last = chunks.len() - 1;
+            match entry {
+                Entry::One(one) => {
+                    chunks[last].raw(&one.0);
+                    room -= 1;
+                }
+                Entry::Run(run) => {
+                    let mut first = run.first;
+                    let mut ids = &run.ids[..];
+                    while !ids.is_empty() {
+                        if room == 0 {
+                            chunks.push(Out::default());
+                            room = CHUNK;
+                        }
+                        let (now, later) = ids.split_at(ids.len().min(16 * room));
+                        let part = Run {
+                            first,
+                            ids: now.to_vec(),
+                            ..*run
+                        };
+                        let last = chunks.len() - 1;
+                        part.head(&mut chunks[last]);
+                        chunks[last].raw(now);
+                        first += now.len() / 16;
+                        room -= now.len() / 16;
+                        ids = later;
+                    }
+                }
+            }
+        }
+        chunks
+    }
+
+    /// If there are runs only, their heads and the ids of each.
+    pub(super) fn runs(&self) -> Option<(Out, Vec<&[u8]>)> {
+        let mut heads = Out::default();
+        let mut ids = Vec::with_capacity(self.entries.len());
+        for entry in &self.entries {
+            let Entry::Run(run) = entry else { return None };
+            run.head(&mut heads);
+            ids.push(&run.ids[..]);
+        }
+        (ids.len() <= PLAIN_RUNS).then_some((heads, ids))
     }
 
     /// Reads the verdicts.
@@ -145,8 +233,8 @@ impl RedisStore {
                     Share {
                         partition,
                         places: Vec::new(),
-                        data: Out::default(),
-                        run: None,
+                        entries: Vec::new(),
+                        has_front: false,
                     },
                 );
             }
@@ -155,9 +243,7 @@ impl RedisStore {
                 share.add(place, receipt, outcome, is_here);
             }
         }
-        let mut shares: Vec<Share> = shares.into_values().collect();
-        shares.iter_mut().for_each(Share::close);
-        Ok(merged(shares))
+        Ok(merged(shares.into_values().collect()))
     }
 
     pub(super) async fn settle_all(&self, request: &SettleRequest) -> Result<Vec<Verdict>> {
@@ -170,11 +256,35 @@ impl RedisStore {
             self.nowhere(id).await?;
         }
         for share in shares {
-            let keys = share.partition.keys();
-            let script = &self.scripts().settle;
-            let args: [&[u8]; 1] = [&share.data.0];
-            let mut reply = self.request(script, keys, id, Verb::Settle, &args).await?;
-            share.verdicts(&reply.body.rest(), &mut verdicts)?;
+            let part = self.settle_share(&share, id).await?;
+            share.verdicts(&part, &mut verdicts)?;
+        }
+        Ok(verdicts)
+    }
+
+    pub(super) async fn settle_share(&self, share: &Share, id: RequestId) -> Result<Vec<u8>> {
+        let script = &self.scripts().settle;
+        let partition = &share.partition;
+        let mut steps = Steps::new(self, partition.keys(), id, Verb::Settle);
+        if let Some((heads, ids)) = share.runs()
+            && !steps.are_known()
+            && partition.queue.tries_plain(Verb::Settle)
+        {
+            let mut args: Vec<&[u8]> = vec![&heads.0];
+            args.extend(ids);
+            let plain = self.request_plainly(&script.plain, partition, id, Verb::Settle, &args);
+            if let Some(mut reply) = plain.await? {
+                return Ok(reply.body.rest().to_vec());
+            }
+        }
+        let mut verdicts = Vec::with_capacity(share.places.len());
+        for chunk in share.chunks() {
+            let part = steps.take(&script.full, &[&chunk.0]).await?.rest();
+            verdicts.extend_from_slice(&part);
+            // A plain call whose answer was lost has settled all of them.
+            if part.len() == share.places.len() {
+                break;
+            }
         }
         Ok(verdicts)
     }
@@ -191,7 +301,8 @@ fn merged(shares: Vec<Share>) -> Vec<Share> {
         {
             Some(other) => {
                 other.places.extend(share.places);
-                other.data.raw(&share.data.0);
+                other.entries.extend(share.entries);
+                other.has_front |= share.has_front;
             }
             None => merged.push(share),
         }

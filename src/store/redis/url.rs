@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::{Error, Result, Verb};
+use crate::store::percent;
 
 const FORMS: &str = "redis://HOST, redis+sentinel://HOST,HOST/SERVICE, redis+cluster://HOST,HOST, \
                      redis+unix:///PATH, or rediss for TLS";
@@ -319,28 +320,14 @@ fn parse_timeout(text: &str) -> Result<Duration> {
         .ok_or_else(|| wrong("setting \"timeout\"", "10ms to 600s"))
 }
 
-/// `%40` is `@`. What is found is not shown: it may be a secret.
+/// What is found is not shown: it may be a secret.
 fn decode(text: &str, part: &str) -> Result<String> {
-    let bad = || {
+    percent::decode(text).ok_or_else(|| {
         wrong(
             format!("{part} with a bad %"),
             "% and two hex digits, UTF-8",
         )
-    };
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, tail @ ..] = rest {
-        rest = tail;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
-        }
-        let ([high, low], tail) = rest.split_first_chunk().ok_or_else(bad)?;
-        let digit = |byte: u8| char::from(byte).to_digit(16).ok_or_else(bad);
-        bytes.push((digit(*high)? * 16 + digit(*low)?) as u8);
-        rest = tail;
-    }
-    String::from_utf8(bytes).map_err(|_| bad())
+    })
 }
 
 #[cfg(test)]

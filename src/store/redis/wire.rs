@@ -55,6 +55,7 @@ pub(super) fn exact(duration: Duration) -> [u8; 12] {
 }
 
 /// An answer being read.
+#[derive(Clone)]
 pub(super) struct In {
     bytes: Bytes,
     at: usize,
@@ -155,8 +156,17 @@ impl In {
             let count = blob.u16()?;
             blob.raw(6)?;
             let stamp = blob.time()?;
-            let records = blob.raw(bytes.checked_sub(20).ok_or_else(garbled)?)?;
-            let mut records = records.slice((16 * count).min(records.len())..);
+            let form = blob.u16()?;
+            let rest = blob.raw(bytes.checked_sub(22).ok_or_else(garbled)?)?;
+            if rest.len() < form + 16 * count {
+                return Err(garbled());
+            }
+            if form > 0 {
+                let (form, rest) = (rest.slice(..form), rest.slice(form..));
+                formed(&form, rest, count, stamp, kinds, &mut jobs)?;
+                continue;
+            }
+            let mut records = rest.slice(16 * count..);
             for _ in 0..count {
                 let record = records.split_to(record::length(&records)?);
                 let mut job = record::decode(&record, kinds)?;
@@ -168,6 +178,38 @@ impl In {
         }
         Ok(jobs)
     }
+}
+
+/// Jobs that have all but id and payload in common: their ids, then their payloads behind their
+/// lengths.
+fn formed(
+    form: &Bytes,
+    rest: Bytes,
+    count: usize,
+    stamp: Timestamp,
+    kinds: &mut Kinds,
+    jobs: &mut Vec<JobRecord>,
+) -> Result<()> {
+    // The form and an empty payload make a record.
+    let mut first = form.to_vec();
+    first.extend_from_slice(&[0; 4]);
+    let length = (first.len() as u32).to_le_bytes();
+    first
+        .get_mut(..4)
+        .ok_or_else(garbled)?
+        .copy_from_slice(&length);
+    let mut model = record::decode(&first.into(), kinds)?;
+    (model.enqueued_at, model.run_at) = (stamp, stamp);
+    let mut ids = In::new(rest.slice(..16 * count));
+    let mut payloads = In::new(rest.slice(16 * count..));
+    jobs.reserve(count);
+    for _ in 0..count {
+        let mut job = model.clone();
+        job.id = ids.id()?;
+        job.payload = payloads.bytes()?;
+        jobs.push(job);
+    }
+    Ok(())
 }
 
 pub(super) fn garbled() -> Error {

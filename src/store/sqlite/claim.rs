@@ -1,9 +1,7 @@
 //! claim: expire what is overdue, promote what is due, grant.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use bytes::Bytes;
 use rusqlite::{OptionalExtension, params};
 
 use super::fault::{Done, Fault};
@@ -11,26 +9,12 @@ use super::place::{count_of, first_slot, line_of_slot};
 use super::tx::{LINES, Tx, moment, time};
 use crate::clock::Timestamp;
 use crate::error::Verb;
-use crate::job::{JobId, JobRecord, limits};
-use crate::lease::{FencingToken, Grant, Lease, deadline, tokens_ahead};
+use crate::job::limits;
+use crate::lease::{Grant, Lease, tokens_ahead};
 use crate::store::answer::{read_claim, written_claim};
-use crate::store::held::put_head;
 use crate::store::line::SCHEDULED;
+use crate::store::pick::{Pick, Run, earliest, nanos};
 use crate::store::{ClaimQueue, ClaimRequest, Claimed, record};
-
-/// A job that was taken out of its line, and where its record ends among those taken with it.
-struct Picked {
-    job: Arc<JobRecord>,
-    flags: u16,
-    end: usize,
-}
-
-/// Jobs taken out of their lines, and their records end to end.
-#[derive(Default)]
-struct Pick {
-    jobs: Vec<Picked>,
-    records: Bytes,
-}
 
 impl Tx<'_> {
     pub(super) fn claim(&mut self, request: &ClaimRequest, now: Timestamp) -> Done<Claimed> {
@@ -57,7 +41,7 @@ impl Tx<'_> {
             claimed.expired.extend(expired);
             self.promote(queue, now)?;
             let pick = self.pick(queue, left, &mut suspect, &mut bytes)?;
-            left -= pick.jobs.len();
+            left -= pick.len();
             self.grant(queue, &pick, wanted, request, now, &mut claimed.grants)?;
             self.hints(queue, now, &mut claimed)?;
         }
@@ -208,26 +192,10 @@ impl Tx<'_> {
             from = first_slot(self.queues[queue].id, line.min(LINES));
         }
         self.at(queue).counts.ready -= ends.len() as u64;
-        self.unpack(records.into(), &ends)
+        Pick::unpack(records.into(), &ends, self.kinds).map_err(Fault::Broken)
     }
 
-    fn unpack(&mut self, records: Bytes, ends: &[usize]) -> Done<Pick> {
-        let mut jobs = Vec::with_capacity(ends.len());
-        let mut start = 0;
-        for &end in ends {
-            let record = records.slice(start..end);
-            let job = record::decode(&record, self.kinds).map_err(Fault::Broken)?;
-            jobs.push(Picked {
-                job: Arc::new(job),
-                flags: record::flags_of(&record),
-                end,
-            });
-            start = end;
-        }
-        Ok(Pick { jobs, records })
-    }
-
-    /// Grants leases on the jobs: one grant for each run of jobs with the same terms.
+    /// Grants leases on the jobs.
     fn grant(
         &mut self,
         queue: usize,
@@ -237,24 +205,8 @@ impl Tx<'_> {
         now: Timestamp,
         grants: &mut Vec<Grant>,
     ) -> Done<()> {
-        let terms_of = |job: &JobRecord| {
-            (
-                job.options.term.unwrap_or(wanted.term),
-                job.options.max_lifetime.unwrap_or(wanted.max_lifetime),
-            )
-        };
-        let mut start = 0;
-        while let Some(first) = pick.jobs.get(start) {
-            let terms = terms_of(&first.job);
-            let mut bytes = 0;
-            let run = pick.jobs[start..].iter().take_while(|picked| {
-                let fits = bytes == 0 || bytes + picked.job.weight() <= limits::GRANT_BYTES;
-                bytes += picked.job.weight();
-                fits && terms_of(&picked.job) == terms
-            });
-            let end = start + run.count();
-            grants.push(self.grant_run(queue, pick, start..end, terms, request, now)?);
-            start = end;
+        for run in pick.runs(wanted) {
+            grants.push(self.grant_run(queue, pick, &run, request, now)?);
         }
         Ok(())
     }
@@ -263,92 +215,41 @@ impl Tx<'_> {
         &mut self,
         queue: usize,
         pick: &Pick,
-        run: std::ops::Range<usize>,
-        (term, max_lifetime): (Duration, Duration),
+        run: &Run,
         request: &ClaimRequest,
         now: Timestamp,
     ) -> Done<Grant> {
-        let from = run.start.checked_sub(1).map_or(0, |at| pick.jobs[at].end);
-        let jobs = &pick.jobs[run];
         let mut issuer = self.issuer()?;
-        let id = issuer.issue(jobs.len() as u64, now);
+        let id = issuer.issue(run.len() as u64, now);
         self.set_issuer(issuer)?;
-        let deadline = deadline(now, term, now, max_lifetime);
         let mut heads = std::mem::take(&mut self.scratch);
         heads.clear();
-        let mut leases = Vec::with_capacity(jobs.len());
-        let (mut lowest, mut highest, mut end) = (jobs[0].job.id, jobs[0].job.id, from);
-        for (picked, at) in jobs.iter().zip(0_usize..) {
-            let job = &picked.job;
-            lowest = lowest.min(job.id);
-            highest = highest.max(job.id);
-            end = picked.end;
-            put_head(&mut heads, job.id.as_bytes(), at, picked.flags, end - from);
-            leases.push(Lease {
-                token: id.plus(at as u64),
-                job: Arc::clone(job),
-            });
-        }
-        self.insert_grant(
-            queue,
-            id,
-            deadline,
-            (term, max_lifetime),
-            request,
-            now,
-            leases.len(),
-            (lowest, highest),
-        )?;
-        self.sql("records_new")?.execute(params![
-            id.get() as i64,
-            heads,
-            &pick.records[from..end]
-        ])?;
-        self.scratch = heads;
-        let queue = self.at(queue);
-        queue.ledger.granted += leases.len() as u64;
-        queue.ledger.live += leases.len() as u64;
-        queue.counts.leased += leases.len() as u64;
-        Ok(Grant {
-            queue: queue.name.clone(),
-            partition: 0,
-            id,
-            nonce: request.nonce,
-            granted_at: now,
-            term,
-            granted: deadline.since(now),
-            leases,
-        })
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "they are the columns of a row")]
-    fn insert_grant(
-        &mut self,
-        queue: usize,
-        id: FencingToken,
-        deadline: Timestamp,
-        (term, max_lifetime): (Duration, Duration),
-        request: &ClaimRequest,
-        now: Timestamp,
-        leases: usize,
-        (lowest, highest): (JobId, JobId),
-    ) -> Done<()> {
+        let name = self.queues[queue].name.clone();
+        let draft = pick.draft(run, name, id, request, now, &mut heads);
+        let (lowest, highest) = draft.bounds;
         self.sql("grant_new")?.execute(params![
             id.get() as i64,
             self.queues[queue].id,
-            time(deadline),
+            time(draft.deadline),
             request.nonce.as_bytes(),
             request.owner,
             request.task,
             time(now),
-            nanos(term),
-            nanos(max_lifetime),
-            leases as i64,
-            vec![0_u8; leases.div_ceil(8)],
+            nanos(run.term),
+            nanos(run.max_lifetime),
+            run.len() as i64,
+            vec![0_u8; run.len().div_ceil(8)],
             lowest.as_bytes(),
             highest.as_bytes()
         ])?;
-        Ok(())
+        self.sql("records_new")?
+            .execute(params![id.get() as i64, heads, draft.records])?;
+        self.scratch = heads;
+        let queue = self.at(queue);
+        queue.ledger.granted += run.len() as u64;
+        queue.ledger.live += run.len() as u64;
+        queue.counts.leased += run.len() as u64;
+        Ok(draft.grant)
     }
 
     /// When this queue is worth a claim again.
@@ -367,12 +268,4 @@ impl Tx<'_> {
         claimed.next_deadline = earliest(claimed.next_deadline, deadline);
         Ok(())
     }
-}
-
-fn nanos(duration: Duration) -> i64 {
-    i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
-}
-
-fn earliest(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
-    a.into_iter().chain(b).min()
 }

@@ -2,23 +2,23 @@
 //!
 //! A page's cursor is the key of its last row.
 
-use std::sync::Arc;
-
 use rusqlite::{OptionalExtension, params};
 
 use super::fault::{Done, Fault, corrupt};
 use super::place::{Place, first_slot, line_of_slot, queue_of_slot};
 use super::tx::{LINES, Queue, Tx, moment};
 use crate::clock::Timestamp;
-use crate::error::Error;
 use crate::inspect::{
     AuditView, JobView, LeaseFilter, LeaseView, Page, Paged, ParkedView, Query, QueueView, View,
 };
 use crate::job::{JobId, JobRecord, JobState, QueueName, limits};
 use crate::lease::FencingToken;
 use crate::lifecycle::LeaseFacts;
-use crate::store::line::{after_key, hex, paged, parked_view, state_code, unhex};
-use crate::store::{bounded, record};
+use crate::store::line::{
+    after_key, foreign, hex, lease_view, paged, pair, parked, parked_view, rows, single,
+    state_code, waiting,
+};
+use crate::store::record;
 
 impl Tx<'_> {
     pub(super) fn inspect(&mut self, query: &Query, now: Timestamp) -> Done<View> {
@@ -79,10 +79,10 @@ impl Tx<'_> {
         page: &Page,
         now: Timestamp,
     ) -> Done<Paged<LeaseView>> {
-        let rows = rows(page)?;
+        let rows = rows(page).map_err(Fault::Refused)?;
         let (from, after) = match &page.after {
             None => (0, -1),
-            Some(cursor) => pair(cursor)?,
+            Some(cursor) => pair(cursor).map_err(Fault::Refused)?,
         };
         let queues: Vec<i64> = match &filter.queue {
             Some(name) => match self.known(name)? {
@@ -148,21 +148,7 @@ impl Tx<'_> {
         now: Timestamp,
     ) -> LeaseView {
         let held = &self.grants[&grant];
-        LeaseView {
-            queue: self.queues[held.queue].name.clone(),
-            job: job.id,
-            kind: job.kind.clone(),
-            token: facts.token,
-            owner: Arc::clone(&facts.owner),
-            task: Arc::clone(&facts.task),
-            attempt: job.attempt(),
-            granted_at: facts.granted_at,
-            time_left: held.deadline.since(now),
-            term: held.term,
-            renewals: facts.renewals,
-            cancel: facts.cancel,
-            progress: facts.progress.clone(),
-        }
+        lease_view(&self.queues[held.queue].name, held, facts, job, now)
     }
 
     fn job_view(&mut self, id: JobId, now: Timestamp) -> Done<Option<JobView>> {
@@ -208,14 +194,7 @@ impl Tx<'_> {
     }
 
     fn waiting(&self, queue: usize, state: JobState, job: JobRecord) -> JobView {
-        JobView {
-            queue: self.queues[queue].name.clone(),
-            state,
-            parked: false,
-            job: Arc::new(job),
-            lease: None,
-            settled_at: None,
-        }
+        waiting(&self.queues[queue].name, state, job)
     }
 
     fn jobs(
@@ -225,7 +204,7 @@ impl Tx<'_> {
         page: &Page,
         now: Timestamp,
     ) -> Done<Paged<JobView>> {
-        let rows = rows(page)?;
+        let rows = rows(page).map_err(Fault::Refused)?;
         let Some(queue) = self.known(queue)? else {
             return Ok(paged(Vec::new(), rows));
         };
@@ -246,15 +225,14 @@ impl Tx<'_> {
         if let Some(cursor) = &page.after {
             match cursor.split_at_checked(1) {
                 Some(("s", slot)) => {
-                    from = Some(slot.parse::<i64>().map_err(|_| foreign(cursor))? + 1);
+                    let slot = single(Some(slot), 0).map_err(Fault::Refused)?;
+                    from = Some(slot + 1);
                 }
                 Some(("p", rest)) => {
-                    let (seq, key) = rest.split_once('.').ok_or_else(|| foreign(cursor))?;
-                    let seq = seq.parse().map_err(|_| foreign(cursor))?;
-                    parked_after = (unhex(key).ok_or_else(|| foreign(cursor))?, seq);
+                    parked_after = parked(rest).map_err(Fault::Refused)?;
                     from = None;
                 }
-                _ => return Err(foreign(cursor)),
+                _ => return Err(Fault::Refused(foreign(cursor))),
             }
         }
         if let Some(from) = from.filter(|from| queue_of_slot(*from) == of) {
@@ -295,7 +273,7 @@ impl Tx<'_> {
     }
 
     fn parked(&mut self, queue: &QueueName, page: &Page) -> Done<Paged<ParkedView>> {
-        let rows = rows(page)?;
+        let rows = rows(page).map_err(Fault::Refused)?;
         let Some(queue) = self.known(queue)? else {
             return Ok(paged(Vec::new(), rows));
         };
@@ -318,10 +296,7 @@ impl Tx<'_> {
         rows: usize,
         now: Timestamp,
     ) -> Done<Vec<(String, JobView)>> {
-        let after: i64 = match &page.after {
-            None => -1,
-            Some(cursor) => cursor.parse().map_err(|_| foreign(cursor))?,
-        };
+        let after = single(page.after.as_deref(), -1).map_err(Fault::Refused)?;
         let of = self.queues[queue].id;
         let least = after.saturating_sub(limits::GRANT_LEASES as i64);
         let grants: Vec<i64> = self
@@ -358,7 +333,7 @@ impl Tx<'_> {
     ) -> Done<Vec<(String, JobView)>> {
         let (after, seq) = match &page.after {
             None => (-1, -1),
-            Some(cursor) => pair(cursor)?,
+            Some(cursor) => pair(cursor).map_err(Fault::Refused)?,
         };
         let of = self.queues[queue].id;
         let mut found: Vec<(i64, i64, Vec<u8>)> = Vec::new();
@@ -381,11 +356,8 @@ impl Tx<'_> {
     }
 
     fn audit(&mut self, page: &Page) -> Done<Paged<AuditView>> {
-        let rows = rows(page)?;
-        let before: i64 = match &page.after {
-            None => i64::MAX,
-            Some(cursor) => cursor.parse().map_err(|_| foreign(cursor))?,
-        };
+        let rows = rows(page).map_err(Fault::Refused)?;
+        let before = single(page.after.as_deref(), i64::MAX).map_err(Fault::Refused)?;
         let mut select = self.sql("audit_page")?;
         let mut found = select.query(params![self.namespace, before, rows as i64 + 1])?;
         let mut views = Vec::new();
@@ -438,23 +410,4 @@ impl Tx<'_> {
         }
         Ok((false, first_due))
     }
-}
-
-fn rows(page: &Page) -> Done<usize> {
-    bounded("rows", page.rows, limits::PAGE_ROWS).map_err(Fault::Refused)?;
-    Ok(page.rows)
-}
-
-fn foreign(cursor: &str) -> Fault {
-    Fault::Refused(Error::invalid(
-        "page",
-        format!("{} bytes of text", cursor.len()),
-        "a cursor of this store",
-    ))
-}
-
-fn pair(cursor: &str) -> Done<(i64, i64)> {
-    let parts = cursor.split_once('.');
-    let parts = parts.and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
-    parts.ok_or_else(|| foreign(cursor))
 }

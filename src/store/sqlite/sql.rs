@@ -5,6 +5,8 @@ use std::sync::LazyLock;
 
 use rusqlite::{CachedStatement, Connection};
 
+use crate::store::statements::named;
+
 const FILES: [&str; 10] = [
     include_str!("session.sql"),
     include_str!("enqueue.sql"),
@@ -18,15 +20,7 @@ const FILES: [&str; 10] = [
     include_str!("prune.sql"),
 ];
 
-/// A statement starts at a line `-- name: …` and goes on to the next.
-static STATEMENTS: LazyLock<HashMap<&str, &str>> = LazyLock::new(|| {
-    let files = FILES.iter();
-    files
-        .flat_map(|file| file.split("-- name: ").skip(1))
-        .filter_map(|part| part.split_once('\n'))
-        .map(|(name, sql)| (name.trim(), sql.trim()))
-        .collect()
-});
+static STATEMENTS: LazyLock<HashMap<&str, &str>> = LazyLock::new(|| named(&FILES));
 
 /// More than there are statements: none is ever prepared twice by one connection.
 pub(super) const CACHED: usize = 128;

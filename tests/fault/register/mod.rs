@@ -29,6 +29,10 @@ pub(crate) enum Place {
 
 impl Place {
     /// Makes an empty register.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(clippy::unused_async, reason = "a server has to be waited for")
+    )]
     pub(crate) async fn create(&self, key: usize) {
         match self {
             Self::Sqlite(path) => sqlite::Row::create(path, key),

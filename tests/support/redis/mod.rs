@@ -141,6 +141,11 @@ fn is_stopped(id: u32) -> bool {
     state.unwrap().stdout.starts_with(b"T")
 }
 
+/// The server to start: `LEASEHOLD_REDIS_SERVER`, such as a `valkey-server`, or `redis-server`.
+fn program() -> String {
+    std::env::var("LEASEHOLD_REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned())
+}
+
 /// One server: its place on disk, its port, and the process while there is one.
 pub(crate) struct Server {
     place: PathBuf,
@@ -194,7 +199,7 @@ impl Server {
 
     /// Starts the process and waits until it answers. False if somebody else has the port.
     fn launch(&mut self) -> bool {
-        let mut command = Command::new("redis-server");
+        let mut command = Command::new(program());
         command.arg("redis.conf").current_dir(&self.place);
         if self.sentinel {
             command.arg("--sentinel");

@@ -200,6 +200,19 @@ impl Cluster {
         format!("redis+cluster://{}", hosts.join(","))
     }
 
+    /// Waits until every running node has heard that the slots are served on these ports.
+    pub(crate) fn announced(&self, ports: &[u16]) {
+        for node in self.nodes.iter().filter(|node| node.is_running()) {
+            until("the nodes know where the others are reached", || {
+                let owners = owners(node)?;
+                owners
+                    .iter()
+                    .all(|(_, _, port)| ports.contains(port))
+                    .then_some(())
+            });
+        }
+    }
+
     /// The node that serves the slot of this key, as the first that runs sees it.
     pub(crate) fn owner_of(&self, key: &str) -> usize {
         let asked = self

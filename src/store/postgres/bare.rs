@@ -1,0 +1,87 @@
+//! A table of payloads without leases: what the store is measured against.
+
+use deadpool_postgres::Object;
+use tokio_postgres::types::Type;
+
+use super::fault::{Done, Fault};
+use super::{PostgresStore, at};
+use crate::error::{Result, Verb};
+
+/// A table beside the store's, behind the same connections, with the same durability.
+pub(crate) struct Table {
+    store: PostgresStore,
+    name: String,
+}
+
+impl Table {
+    /// # Errors
+    /// As for opening a store.
+    pub(crate) async fn create(url: &str) -> Result<Self> {
+        let store = PostgresStore::open(url).await?;
+        let schema = &store.shared.options.schema;
+        let name = format!("\"{schema}\".\"raw_{:016x}\"", fastrand::u64(..));
+        let table = Self { store, name };
+        let name = &table.name;
+        let made =
+            format!("CREATE TABLE {name} (id bigserial PRIMARY KEY, payload bytea NOT NULL)");
+        table.run(&made).await?;
+        Ok(table)
+    }
+
+    /// # Errors
+    /// As for any call.
+    pub(crate) async fn drop(self) -> Result<()> {
+        self.run(&format!("DROP TABLE {}", self.name)).await
+    }
+
+    async fn run(&self, sql: &str) -> Result<()> {
+        let done = async {
+            let db = self.connection().await?;
+            Ok::<_, Fault>(db.batch_execute(sql).await?)
+        };
+        done.await
+            .map_err(|fault| at(Verb::Open, fault.into_error()))
+    }
+
+    async fn connection(&self) -> Done<Object> {
+        let mut open = self.store.connection().await?;
+        open.0.take().ok_or_else(super::given_back)
+    }
+
+    /// Inserts payloads, in a transaction.
+    ///
+    /// # Errors
+    /// As for any call.
+    pub(crate) async fn push(&self, payloads: &[Vec<u8>]) -> Result<()> {
+        let sql = format!("INSERT INTO {} (payload) SELECT unnest($1)", self.name);
+        let done = async {
+            let db = self.connection().await?;
+            Ok::<_, Fault>(
+                db.execute_typed(&sql, &[(&payloads, Type::BYTEA_ARRAY)])
+                    .await?,
+            )
+        };
+        let pushed = done.await.map(drop);
+        pushed.map_err(|fault| at(Verb::Enqueue, fault.into_error()))
+    }
+
+    /// Takes up to `max` payloads, in a transaction, and says how many there were.
+    ///
+    /// # Errors
+    /// As for any call.
+    pub(crate) async fn pop(&self, max: usize) -> Result<usize> {
+        let name = &self.name;
+        let sql = format!(
+            "DELETE FROM {name} WHERE id = ANY (ARRAY (
+                 SELECT id FROM {name} ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED))
+             RETURNING payload"
+        );
+        let done = async {
+            let db = self.connection().await?;
+            let max = max as i64;
+            Ok::<_, Fault>(db.query_typed(&sql, &[(&max, Type::INT8)]).await?)
+        };
+        let popped = done.await.map(|rows| rows.len());
+        popped.map_err(|fault| at(Verb::Claim, fault.into_error()))
+    }
+}

@@ -1,0 +1,36 @@
+-- words: what all scripts say: short names, limits, counters, the flags of a record
+-- (`store/record.rs`), how grants and segments are laid out.
+local call, sub, byte, char, rep = redis.call, string.sub, string.byte, string.char, string.rep
+local pack, read, concat = struct.pack, struct.unpack, table.concat
+
+-- Tokens may run this many microseconds ahead of the clock.
+local LEAD = 20000
+local SESSION_IDLE = 600000000
+local GRANT_BYTES = 4194304
+-- A grant that holds no more than this keeps its ended jobs until the last one ends.
+local SMALL_GRANT = 65536
+
+-- Counters, by their place in the string at META.
+local INDEX, PAUSED, RELAXED, SEQ, LAST, FLOOR = 2, 3, 4, 5, 6, 7
+local N_SCHEDULED, N_READY, N_PARKED, N_LEASED = 8, 9, 10, 11
+local ENQUEUED, GRANTED, ENDED = 15, 16, 17
+local LIVE, LATE, FENCED, PRUNED, PURGED, IN_LINE = 26, 27, 28, 29, 30, 31
+local EACH_LINE = '<I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8I8'
+
+local UNIQUE, EXCLUSIVE, TERM, LIFETIME, RETENTION = 1, 4, 8, 16, 128
+-- Jobs without these leave nothing behind when they complete.
+local LASTING = UNIQUE + EXCLUSIVE + RETENTION
+
+-- What HELD has of a grant, before its owner, task, map and ended leases: deadline, renewals, nonce,
+-- granted at, term as given, term, lifetime, leases, those alive, noted, lengths, pieces, bytes, flags
+-- of all its jobs together.
+local HEAD = '<I8I4c16I8c12I8I8I2I2I1I2I2I2I2I4I2'
+-- That lies behind its id; behind its id and a zero lie the ids of its jobs, behind its id and a
+-- number its pieces: segments.
+local ROLL = '\0'
+
+-- A segment is [u32 bytes][u16 jobs][u16 flags][u32 weight][u64 stamp][u16 form][form][ids][records].
+-- Its stamp is the time of the records that carry none. Where it has a form, a record's start up
+-- to the payload that is the same for all but for length, id, times and weight, the records are
+-- payloads behind their lengths.
+local SEGMENT = '<I4I2I2I4c8I2'

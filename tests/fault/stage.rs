@@ -1,0 +1,219 @@
+//! Where a case of the campaign plays: a store, registers, a journal, and a crew to be hired.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use leasehold::inspect::QueueView;
+use leasehold::store::conformance::history::Final;
+use leasehold::{Client, NewJob};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::crew::{Chore, CrewRole, HandClock};
+use crate::journal::{Judgement, read};
+use crate::process::Process;
+use crate::register::Place;
+use crate::roles::Role;
+use crate::world::{TERM, World};
+
+pub(crate) struct Stage {
+    /// What the supervisor sees; its own calls are in the journal, too.
+    pub(crate) world: World,
+    url: String,
+    clock: Option<PathBuf>,
+    journal: PathBuf,
+    registers: Place,
+    keys: usize,
+    hired: u32,
+    pulse: Pulse,
+}
+
+impl Stage {
+    /// On a file of its own.
+    pub(crate) async fn sqlite() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", dir.path().join("jobs.db").display());
+        Self::on(dir, url, None).await
+    }
+
+    /// On the store of a URL.
+    #[cfg(feature = "redis")]
+    pub(crate) async fn at(url: impl Into<String>) -> Self {
+        Self::on(tempfile::tempdir().unwrap(), url.into(), None).await
+    }
+
+    /// On the store of a URL, whose clock is set by hand.
+    #[cfg(feature = "redis")]
+    pub(crate) async fn with_clock(url: impl Into<String>) -> (Self, HandClock) {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("clock");
+        let hand = HandClock::of(&file);
+        hand.set(0, 0);
+        (Self::on(dir, url.into(), Some(file)).await, hand)
+    }
+
+    /// A clock for the roles that are made from now on; the supervisor keeps the host's.
+    pub(crate) fn clock_of_its_own(&mut self) -> HandClock {
+        let file = self.journal.with_file_name("clock");
+        let hand = HandClock::of(&file);
+        self.clock = Some(file);
+        hand
+    }
+
+    async fn on(dir: TempDir, url: String, clock: Option<PathBuf>) -> Self {
+        let journal = dir.path().join("journal");
+        let registers = Place::Sqlite(dir.path().join("registers.db"));
+        let mut stage = Self {
+            world: World::of(dir),
+            url,
+            clock,
+            journal,
+            registers,
+            keys: 0,
+            hired: 0,
+            pulse: Pulse::start(),
+        };
+        stage.world.client = Client::new(stage.role("supervisor").open().await);
+        stage
+    }
+
+    /// Empty registers.
+    pub(crate) async fn registers(&mut self, keys: usize) {
+        for key in self.keys..keys {
+            self.registers.create(key).await;
+        }
+        self.keys = keys;
+    }
+
+    pub(crate) fn role(&mut self, owner: &str) -> CrewRole {
+        self.hired += 1;
+        CrewRole {
+            url: self.url.clone(),
+            journal: self.journal.clone(),
+            number: self.hired,
+            owner: owner.to_owned(),
+            slots: 8,
+            prefetch: 0,
+            term: TERM,
+            drain_grace: Duration::from_secs(10),
+            stall_limit: None,
+            clock: self.clock.clone(),
+            registers: self.registers.clone(),
+            fenced: true,
+            new: false,
+            flaw: None,
+        }
+    }
+
+    /// Starts a worker, and waits until it is there.
+    pub(crate) async fn hire(role: CrewRole) -> Process {
+        let mut process = Process::start(&Role::Crew(role));
+        process.hears("ready").await;
+        process
+    }
+
+    pub(crate) async fn enqueue(&self, chores: &[Chore]) {
+        let jobs = chores.iter().map(|chore| {
+            let job = NewJob::of(chore).unwrap();
+            match chore {
+                // Two jobs that touch one register need one key.
+                Chore::Add { key, .. } => job.exclusive(key.to_string()).unwrap(),
+                _ => job,
+            }
+        });
+        let jobs = jobs.collect();
+        self.world.client.enqueue_all(jobs).await.unwrap();
+    }
+
+    /// Naps of up to `millis`.
+    pub(crate) async fn naps(&self, count: usize, millis: u64) {
+        let nap = || Chore::Nap {
+            millis: fastrand::u64(0..=millis),
+        };
+        let naps: Vec<_> = (0..count).map(|_| nap()).collect();
+        self.enqueue(&naps).await;
+    }
+
+    /// Waits until every job that there ever was is completed.
+    pub(crate) async fn drained(&self) -> QueueView {
+        let all = |view: &QueueView| view.counts.completed == view.ledger.enqueued;
+        self.world.until("everything to be completed", all).await
+    }
+
+    /// Asks workers to stop, and judges the history of all.
+    pub(crate) async fn finish(&self, crew: impl IntoIterator<Item = Process>) -> Judgement {
+        let mut crew: Vec<Process> = crew.into_iter().collect();
+        for process in &crew {
+            process.signal(Signal::TERM);
+        }
+        for process in &mut crew {
+            assert!(process.ends().await.success(), "a worker failed");
+        }
+        let mut last = Final::of(self.world.store()).await;
+        for key in 0..self.keys {
+            let names = self.registers.connect(key).await.read().await;
+            let names = names.iter().map(u64::to_string).collect();
+            last.resources.insert(key.to_string(), names);
+        }
+        Judgement::of(&read(&self.journal), &last)
+    }
+
+    /// The longest that the machine has kept somebody waiting who had nothing to do.
+    pub(crate) fn lag(&self) -> Duration {
+        Duration::from_micros(self.pulse.longest.load(Ordering::Relaxed))
+    }
+
+    /// No lease of a live worker has run out, unless the machine stood still for it.
+    pub(crate) fn assert_none_expired(&self, case: &str, view: &QueueView, term: Duration) {
+        let (expired, lag) = (view.ledger.expired(), self.lag());
+        assert!(
+            expired == 0 || lag > term / 8,
+            "{case}: {expired} expired, lag {lag:?}"
+        );
+    }
+
+    /// The bound on takeovers, where the store stayed up: a term, what the machine needs, and for
+    /// each of the three processes on the way what this one had to wait for the processor.
+    pub(crate) fn assert_prompt(&self, case: &str, judged: &Judgement, term: Duration) {
+        let bound = term + Duration::from_millis(250) + 3 * self.lag();
+        let p99 = judged.row.takeover().map(|[_, p99]| p99);
+        assert!(
+            p99.is_some_and(|p99| p99 <= bound),
+            "{case}: {p99:?}, allowed {bound:?}"
+        );
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.pulse.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Feels how long the machine keeps somebody waiting who has nothing to do.
+struct Pulse {
+    stop: Arc<AtomicBool>,
+    longest: Arc<AtomicU64>,
+}
+
+impl Pulse {
+    fn start() -> Self {
+        let (stop, longest) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU64::new(0)),
+        );
+        let (ends, most) = (Arc::clone(&stop), Arc::clone(&longest));
+        std::thread::spawn(move || {
+            const BEAT: Duration = Duration::from_millis(5);
+            while !ends.load(Ordering::Relaxed) {
+                let start = Instant::now();
+                std::thread::sleep(BEAT);
+                let late = start.elapsed().saturating_sub(BEAT);
+                most.fetch_max(late.as_micros() as u64, Ordering::Relaxed);
+            }
+        });
+        Self { stop, longest }
+    }
+}

@@ -1,0 +1,145 @@
+//! Locks of others: calls wait, give up in time, or are done again; each counts once.
+
+use std::time::Duration;
+
+use leasehold::clock::SystemClock;
+use leasehold::inspect;
+use leasehold::job::QueueName;
+use leasehold::store::{ClaimQueue, EnqueueRequest, PostgresStore, SettleRequest};
+use leasehold::{ErrorKind, JobId, Store};
+
+use crate::server::{Server, shared};
+use crate::{Caller, answered, complete, job};
+
+const TERM: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_call_gives_up_in_time_and_its_repeat_counts_once() {
+    let server = Server::start(&["fsync=off"]);
+    let options = Server::options().patience(Duration::from_millis(100));
+    let store = PostgresStore::with(server.config(), options).await.unwrap();
+    let mut caller = Caller::new(store).await;
+    caller.enqueue(1).await;
+    let held = caller.claim_one(TERM).await.unwrap();
+    let mut db = server.client().await;
+    let tx = db.transaction().await.unwrap();
+    let tables = "LOCK TABLE leasehold.ready, leasehold.grants, leasehold.queues";
+    tx.batch_execute(tables).await.unwrap();
+
+    let enqueue = EnqueueRequest {
+        request: caller.request(),
+        jobs: vec![(JobId::generate(), job())],
+    };
+    let error = caller.store.enqueue(enqueue.clone()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Contended, "{error:?}");
+    let settle = SettleRequest {
+        request: caller.request(),
+        settlements: vec![complete(held)],
+    };
+    let error = caller.store.settle(settle.clone()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Contended, "{error:?}");
+    tx.rollback().await.unwrap();
+
+    // An older request of the lane is not applied any more; the last one is, once.
+    assert!(caller.store.settle(settle.clone()).await.unwrap()[0].is_held());
+    assert!(caller.store.settle(settle).await.unwrap()[0].is_held());
+    let ledger = inspect::ledger(&caller.store).await.unwrap();
+    assert_eq!((ledger.enqueued, ledger.completed), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_deadlock_is_not_the_callers_business() {
+    let server = Server::start(&["fsync=off", "deadlock_timeout=2s"]);
+    let options = Server::options();
+    let store = PostgresStore::with(server.config(), options).await.unwrap();
+    let mut caller = Caller::new(store).await;
+    let other = QueueName::new("other").unwrap();
+    let mut elsewhere = job();
+    elsewhere.queue = other.clone();
+    let enqueue = EnqueueRequest {
+        request: caller.request(),
+        jobs: vec![(JobId::generate(), job()), (JobId::generate(), elsewhere)],
+    };
+    caller.store.enqueue(enqueue).await.unwrap();
+
+    // Somebody locks the second queue, then the first; the claim locks them in order.
+    let mut db = server.client().await;
+    let tx = db.transaction().await.unwrap();
+    tx.batch_execute("SET LOCAL deadlock_timeout = '1h'")
+        .await
+        .unwrap();
+    let lock =
+        "SELECT FROM leasehold.queues WHERE id = (SELECT {} FROM leasehold.queues) FOR UPDATE";
+    tx.batch_execute(&lock.replace("{}", "max(id)"))
+        .await
+        .unwrap();
+    let mut request = caller.claim_request(2, TERM);
+    request.queues.push(ClaimQueue {
+        queue: other,
+        ..request.queues[0].clone()
+    });
+    let claiming = tokio::spawn({
+        let store = caller.store.clone();
+        async move { store.claim(request).await }
+    });
+    let observer = server.client().await;
+    let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted";
+    while observer
+        .query_one(waiting, &[])
+        .await
+        .unwrap()
+        .get::<_, i64>(0)
+        == 0
+    {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    tx.batch_execute(&lock.replace("{}", "min(id)"))
+        .await
+        .unwrap();
+    tx.rollback().await.unwrap();
+
+    let claimed = claiming.await.unwrap().unwrap();
+    let leases: usize = claimed.grants.iter().map(|grant| grant.leases.len()).sum();
+    assert_eq!(leases, 2);
+    let ledger = inspect::ledger(&caller.store).await.unwrap();
+    assert_eq!((ledger.granted, ledger.live), (2, 2));
+    let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'postgres'";
+    while server
+        .client()
+        .await
+        .query_one(deadlocks, &[])
+        .await
+        .unwrap()
+        .get::<_, i64>(0)
+        == 0
+    {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn copies_of_a_request_that_run_at_once_count_once() {
+    let mut caller = Caller::new(shared().store(SystemClock).await).await;
+    for round in 1..=20 {
+        let enqueue = EnqueueRequest {
+            request: caller.request(),
+            jobs: vec![(JobId::generate(), job())],
+        };
+        let copies: Vec<_> = (0..4)
+            .map(|_| {
+                let (store, enqueue) = (caller.store.clone(), enqueue.clone());
+                tokio::spawn(async move { answered(|| store.enqueue(enqueue.clone())).await })
+            })
+            .collect();
+        let mut answers = Vec::new();
+        for copy in copies {
+            answers.push(copy.await.unwrap());
+        }
+        assert!(answers.iter().all(|answer| *answer == answers[0]));
+        let ledger = inspect::ledger(&caller.store).await.unwrap();
+        assert_eq!(ledger.enqueued, round);
+    }
+}

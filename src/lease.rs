@@ -646,6 +646,37 @@ mod tests {
     }
 
     #[test]
+    fn tokens_of_a_grant_follow_each_other_and_the_clock() {
+        let now = Timestamp::from_micros(50_000_000);
+        let mut issuer = Issuer { last: 0, floor: 0 };
+        let base = issuer.issue(7, now);
+        assert_eq!(
+            (base.get(), base.plus(6).get(), issuer.last),
+            (50_000_000, 50_000_006, 50_000_006)
+        );
+        assert_eq!(issuer.issue(1, now).get(), 50_000_007);
+        assert_eq!(Issuer::without_memory(now).floor, 50_020_000);
+        assert_eq!(Issuer::BELIEF, Duration::from_secs(86_400));
+    }
+
+    #[test]
+    fn a_nonce_matches_itself_alone() {
+        let nonce = Nonce([0x5a; 16]);
+        assert!(nonce.matches(&Nonce([0x5a; 16])));
+        for (byte, bit) in (0..16).flat_map(|byte| (0..8).map(move |bit| (byte, bit))) {
+            let mut other = nonce.0;
+            other[byte] ^= 1 << bit;
+            assert!(!nonce.matches(&Nonce(other)), "bit {bit} of byte {byte}");
+            // Two equal differences do not make up for each other.
+            other[(byte + 1) % 16] ^= 1 << bit;
+            assert!(
+                !nonce.matches(&Nonce(other)),
+                "bit {bit} of {byte} and next"
+            );
+        }
+    }
+
+    #[test]
     fn an_issuer_without_memory_starts_above_everything_it_could_have_given() {
         let now = Timestamp::from_micros(50_000_000);
         let mut before = Issuer { last: 0, floor: 0 };
@@ -697,30 +728,84 @@ mod tests {
             ..LeaseTerms::SHORT
         };
         assert_eq!(short.validate().unwrap_err().field(), Some("term"));
+        let term = LeaseTerms::SHORT.term;
+        assert!(LeaseTerms::SHORT.max_lifetime(term).validate().is_ok());
+        let brief = LeaseTerms::SHORT.max_lifetime(term / 2);
+        assert_eq!(brief.validate().unwrap_err().field(), Some("max_lifetime"));
         let most = Duration::MAX;
         let doubtful = LeaseTerms::SHORT.allowances(most, most, most);
         assert_eq!(doubtful.validate().unwrap_err().field(), Some("term"));
     }
 
     #[test]
+    fn terms_are_in_proportion_up_to_those_of_ten_seconds() {
+        let millis = Duration::from_millis;
+        let one = LeaseTerms::of_term(millis(3_000));
+        assert_eq!(one.renew_every, millis(1_000));
+        assert_eq!(one.max_lifetime, Duration::from_secs(86_400));
+        assert_eq!(one.guard(), millis(2 * 30 + 150));
+        assert_eq!(one.margin(), Some(millis(3_000 - 1_000 - 210 - 300)));
+        let allowed = LeaseTerms::LONG;
+        assert_eq!(allowed.guard(), millis(2 * 100 + 500));
+        assert_eq!(allowed.pause_allowance, millis(1_000));
+        // Nothing left is not enough.
+        let rest = millis(3_000 - 210 - 300);
+        assert_eq!(one.renew_every(rest).margin(), None);
+    }
+
+    #[test]
+    fn a_renewal_is_cut_by_the_lifetime_and_so_is_the_cause() {
+        let (at, second) = (Timestamp::from_micros, Duration::from_secs(1));
+        let (granted, life) = (at(5_000_000), 10 * second);
+        let until = |now| deadline(at(now), second, granted, life);
+        assert_eq!(until(6_000_000), at(7_000_000));
+        assert_eq!(until(14_500_000), at(15_000_000));
+        let cause = |deadline| overdue_cause(at(deadline), granted, life);
+        assert_eq!(cause(14_999_999), Cause::Deadline);
+        assert_eq!(cause(15_000_000), Cause::Lifetime);
+    }
+
+    #[test]
+    fn released_is_what_its_holder_ended() {
+        let held = Verdict::Held {
+            late: true,
+            cancel: false,
+        };
+        assert!(held.is_held() && !held.is_fenced());
+        assert!(Verdict::Fenced.is_fenced() && !Verdict::Fenced.is_held());
+        assert!(LeaseEnd::Completed.is_released() && LeaseEnd::Surrendered.is_released());
+        assert!(!LeaseEnd::Expired(Cause::Deadline).is_released());
+        assert!(!LeaseEnd::Revoked.is_released());
+    }
+
+    #[test]
     fn a_receipt_survives_its_text_and_hides_its_proof() {
+        let (queue, job) = (QueueName::new("mail").unwrap(), JobId::generate());
         let receipt = Receipt {
-            queue: QueueName::default(),
+            queue: queue.clone(),
             partition: 3,
             grant: FencingToken(17),
             token: FencingToken(19),
-            job: JobId::generate(),
+            job,
             nonce: Nonce([0xab; 16]),
         };
-        assert_eq!(receipt.to_string().parse::<Receipt>().unwrap(), receipt);
+        assert_eq!((receipt.queue(), receipt.partition()), (&queue, 3));
+        assert_eq!((receipt.grant().get(), receipt.token().get()), (17, 19));
+        assert_eq!((receipt.job(), receipt.nonce()), (job, &Nonce([0xab; 16])));
+        let text = receipt.to_string();
+        assert_eq!(text.parse::<Receipt>().unwrap(), receipt);
+        let (parts, proof) = text.rsplit_once('/').unwrap();
+        for proof in [
+            &proof[1..],
+            &format!("{proof}ab"),
+            &format!("+b{}", &proof[2..]),
+        ] {
+            let wrong = format!("{parts}/{proof}").parse::<Receipt>().unwrap_err();
+            assert_eq!(wrong.field(), Some("receipt"), "{proof}");
+        }
         assert!(!format!("{receipt:?}").contains("abab"));
         assert!("a/b/c".parse::<Receipt>().is_err());
-        let capitals = receipt.to_string().to_uppercase();
-        assert!(
-            capitals
-                .replace("DEFAULT", "default")
-                .parse::<Receipt>()
-                .is_err()
-        );
+        let capitals = text.to_uppercase().replace("MAIL", "mail");
+        assert!(capitals.parse::<Receipt>().is_err());
     }
 }

@@ -38,9 +38,10 @@ fn fresh() -> Namespace {
     Namespace::new(format!("case-{:016x}", fastrand::u64(..))).unwrap()
 }
 
-fn fixture(url: impl Into<String>, namespace: Namespace) -> ManualFixture {
+fn fixture(url: impl std::fmt::Display, namespace: Namespace) -> ManualFixture {
     let clock = ManualClock::default();
-    let options = RedisOptions::new(url)
+    // A busy machine is not what the cases are about.
+    let options = RedisOptions::new(format!("{url}?timeout=60s"))
         .namespace(namespace)
         .index(true)
         .clock(clock.clone());

@@ -32,6 +32,8 @@ async fn roll(by: Signal, rounds: usize) -> (Stage, QueueView, Vec<JobView>, Jud
     let role = |stage: &mut Stage, number: usize, new| {
         let mut role = stage.role(&format!("worker-{number}"));
         role.drain_grace = Duration::from_millis(500);
+        // However busy the machine is, nobody who lives loses a lease.
+        role.term = if by == Signal::KILL { TERM } else { 10 * TERM };
         role.new = new;
         role
     };
@@ -77,7 +79,7 @@ async fn rolling_deploy() {
     let control = tokio::spawn(roll(Signal::KILL, 1));
     let (stage, view, jobs, judged) = roll(Signal::TERM, rounds).await;
     judged.assert_sound(CASE);
-    stage.assert_none_expired(CASE, &view, TERM);
+    stage.assert_none_expired(CASE, &view, 10 * TERM);
     let mut gaps = Vec::new();
     for view in &jobs {
         // What nobody knew yet was put off on purpose.
@@ -102,7 +104,7 @@ async fn rolling_deploy() {
         control: format!("killed: {} expired", killed.ledger.expired_deadline),
         ..judged.row
     };
-    let bound = TERM + 3 * stage.lag();
+    let bound = TERM / 4 + stage.slack();
     assert!(
         row.takeover().is_some_and(|[_, p99]| p99 < bound),
         "{:?}",

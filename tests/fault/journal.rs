@@ -289,7 +289,7 @@ fn duplicated(events: &[Event]) -> u64 {
     done.values().filter(|tokens| tokens.len() > 1).count() as u64
 }
 
-/// Refusals in one answer.
+/// Refusals in one answer. Not of renewals: they are refused for what was settled meanwhile, too.
 fn refused(event: &Event) -> u64 {
     let What::Ok(answer) = &event.what else {
         return 0;
@@ -303,13 +303,6 @@ fn refused(event: &Event) -> u64 {
             let fenced = answers.iter().filter(|a| **a == Checkpointed::Fenced);
             fenced.count()
         }
-        Answer::Renewed(renewals) => renewals
-            .iter()
-            .map(|renewal| match renewal {
-                Renewal::Held { fenced, .. } => fenced.len(),
-                Renewal::Fenced => 1,
-            })
-            .sum(),
         Answer::Fence { accepted: false } => 1,
         _ => 0,
     };

@@ -9,6 +9,10 @@
 #![allow(missing_docs, reason = "a test, not an interface")]
 #![allow(clippy::unwrap_used, reason = "trouble here should stop it")]
 #![allow(clippy::disallowed_methods, reason = "it measures the real time")]
+#![cfg_attr(
+    not(feature = "redis"),
+    allow(dead_code, reason = "most of the campaign needs a server")
+)]
 
 mod broken;
 mod crew;

@@ -46,10 +46,10 @@ async fn cut_off(case: &str, mode: Mode, fenced: bool) -> Judgement {
     for _ in 0..KEYS {
         first.hears("open").await;
     }
-    proxy.set(mode);
     let mut role = stage.role("second");
     role.fenced = fenced;
     let mut second = Stage::hire(role).await;
+    proxy.set(mode);
     for _ in 0..KEYS {
         second.hears("open").await;
     }

@@ -1,12 +1,13 @@
 //! A server that is killed, that stands still, and that forgets.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::inspect::QueueView;
 use leasehold::store::conformance::checker::Rule;
 
 use crate::crew::Chore;
 use crate::journal::Judgement;
+use crate::process::PATIENCE;
 use crate::stage::Stage;
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::redis::{AOF, RDB_ONLY, Standalone};
@@ -173,7 +174,9 @@ async fn token_across_issuer_rollback() {
     stage.enqueue(&adds).await;
     // The second has free slots, too.
     let mut opened = 0;
+    let start = Instant::now();
     while opened < KEYS {
+        assert!(start.elapsed() < PATIENCE, "{CASE}: {opened} opened");
         for process in [&mut second, &mut third] {
             while let Some(line) = process.overhear() {
                 opened += usize::from(line.starts_with("open"));

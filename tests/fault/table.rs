@@ -17,7 +17,7 @@ pub(crate) struct Row {
     pub(crate) lost: u64,
     /// Jobs that were completed, or effects that were applied, more than once.
     pub(crate) duplicated: u64,
-    /// Calls of replaced owners that the store or a resource refused.
+    /// Settlements, checkpoints and writes that were refused, by the store or a resource.
     pub(crate) refused: u64,
     /// Tokens, marks and checkpoints that went back.
     pub(crate) regressions: u64,

@@ -87,6 +87,8 @@ impl World {
     pub(crate) fn flawed(&mut self, slots: usize, flaw: Option<Flaw>) -> Process {
         let mut role = self.role(slots);
         role.flaw = flaw;
+        // However busy the machine is, only who dies loses a lease.
+        role.term = 3 * TERM;
         Process::start(&Role::Worker(role))
     }
 
@@ -98,11 +100,21 @@ impl World {
             .collect()
     }
 
-    /// The queue. There must be one: something has been enqueued.
+    /// The queue. There must be one: something has been enqueued. A server that does not answer is
+    /// asked again.
     pub(crate) async fn look(&self) -> QueueView {
         let name = QueueName::new(Errand::QUEUE).unwrap();
-        let view = inspect::queue(self.store(), &name).await.unwrap();
-        view.expect("something was enqueued")
+        let start = Instant::now();
+        loop {
+            match inspect::queue(self.store(), &name).await {
+                Ok(view) => return view.expect("something was enqueued"),
+                Err(error) => {
+                    let patient = error.is_transient() && start.elapsed() < PATIENCE;
+                    assert!(patient, "{error}");
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// Looks until `check` says so.

@@ -97,8 +97,8 @@ mod redis {
         let mut opened = opened.unwrap();
         let (run, trips) = wire.count(opened.run_all(count())).await;
         assert_eq!((run.unwrap().len(), trips), (1, 1), "written");
-        let at = scope();
-        let with = fence.open_with(&at, token(3), count());
+        let scope = scope();
+        let with = fence.open_with(&scope, token(3), count());
         let (run, trips) = wire.count(with).await;
         assert_eq!((run.unwrap().1.len(), trips), (1, 1), "opened and written");
     }

@@ -113,7 +113,12 @@ async fn what_is_at_risk_is_named() {
     );
 
     let wrong = leasehold(&["doctor", &server.url().replace("/postgres", "/nowhere")]);
-    assert_eq!(wrong.status.code(), Some(3), "{wrong:?}");
+    assert_eq!(wrong.status.code(), Some(1), "{wrong:?}");
+    let complaint = String::from_utf8(wrong.stderr).unwrap();
+    assert!(
+        complaint.contains("\"nowhere\" does not exist"),
+        "{complaint}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -65,7 +65,7 @@ async fn pay(server: &Server, arm: Arm, ctx: Context) -> Result<(), Failure> {
     let connection = tokio::spawn(connection);
     let effect = format!("INSERT INTO {}_effects (job) VALUES ($1)", arm.namespace());
     let id = ctx.job_id().to_string();
-    let moment = "SELECT pg_sleep(0.01)";
+    let moment = "SELECT pg_sleep(0.03)";
     match arm {
         Arm::Together => {
             let tx = db.transaction().await?;
@@ -121,7 +121,7 @@ impl World {
         while self.effects(server).await == before {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        tokio::time::sleep(Duration::from_micros(fastrand::u64(0..20_000))).await;
+        tokio::time::sleep(Duration::from_micros(fastrand::u64(0..40_000))).await;
     }
 
     /// Works until nothing is left, and asserts one effect per job, or for the control arm more.

@@ -51,16 +51,14 @@ impl Pooler {
         for file in [&settings, &users] {
             server.own(file);
         }
-        let program = [
-            "/usr/sbin/pgbouncer",
-            "/usr/bin/pgbouncer",
-            "/usr/local/bin/pgbouncer",
-        ];
-        let program = program
-            .into_iter()
-            .find(|path| std::path::Path::new(path).exists());
-        let program = program.expect("PgBouncer is not installed here: ./tests/run installs it");
-        let process = command(program.as_ref())
+        // Where it is installed is not on everybody's path.
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let places = std::env::split_paths(&path).chain(["/usr/sbin".into()]);
+        let program = places
+            .map(|place| place.join("pgbouncer"))
+            .find(|program| program.is_file())
+            .expect("PgBouncer is not installed here: ./tests/run installs it");
+        let process = command(&program)
             .arg("-q")
             .arg(&settings)
             .stdout(Stdio::null())

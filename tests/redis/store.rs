@@ -1,16 +1,17 @@
 //! What the Redis store promises beyond the contract: repeats after a loss of memory, a full
 //! server, a server that forgot everything, namespaces, partitions, one sleeper per job.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::clock::ManualClock;
-use leasehold::inspect;
-use leasehold::job::{Namespace, QueueName};
+use leasehold::inspect::{self, Ledger};
+use leasehold::job::{JobState, Namespace, QueueName};
 use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 use leasehold::store::{
-    Checkpointed, Command, Enqueued, Outcome, RedisOptions, RedisStore, Renewal, Select,
+    Checkpointed, Command, Enqueued, LeaseSelect, Outcome, RedisOptions, RedisStore, Renewal,
+    Select,
 };
 use leasehold::{ErrorKind, FencingToken, JobId, Store};
 
@@ -305,6 +306,75 @@ async fn partitions_share_a_queue_and_keep_a_key_together() {
     let refused = other.try_enqueue(vec![job()]).await.unwrap_err();
     assert_eq!(refused.field(), Some("partitions"), "{refused}");
     assert!(RedisStore::open(options(&server, "a").partitions(65)).is_err());
+}
+
+/// The jobs that were claimed, in the order of each partition.
+fn by_partition(held: &[Held]) -> BTreeMap<u16, Vec<JobId>> {
+    let mut parts = BTreeMap::<u16, Vec<JobId>>::new();
+    for held in held {
+        let part = parts.entry(held.receipt.partition()).or_default();
+        part.push(held.id());
+    }
+    parts
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn order_holds_within_a_partition_and_the_books_balance_across() {
+    let server = Standalone::start(&[]);
+    for (index, name) in [(false, "a"), (true, "b")] {
+        let d = driver(options(&server, name).partitions(4).index(index)).await;
+        let ids = d.enqueue_many(100).await;
+        let mut held = Vec::new();
+        while held.len() < 100 {
+            held.extend(d.claim(30).await);
+        }
+        let place = |id: &JobId| ids.iter().position(|other| other == id);
+        let first = by_partition(&held);
+        assert_eq!(first.len(), 4);
+        for part in first.values() {
+            assert!(part.is_sorted_by_key(place), "in the order of arrival");
+        }
+        let tokens: HashSet<_> = held
+            .iter()
+            .map(|held| (held.receipt.partition(), held.token()))
+            .collect();
+        assert_eq!(tokens.len(), 100, "each issuer gives a token once");
+
+        d.advance(TERM).await;
+        d.control(Command::Pause(queue())).await;
+        assert_eq!(d.reap(1_000).await.len(), 100);
+        assert!(d.claim(100).await.is_empty(), "a pause is for all of them");
+        d.control(Command::Resume(queue())).await;
+        let again = d.claim(1_000).await;
+        assert_eq!(
+            by_partition(&again),
+            first,
+            "first in line, as they were given"
+        );
+
+        let owner = d.claim_request(1).owner;
+        let revoked = d.control(Command::Revoke(LeaseSelect::Owner(owner))).await;
+        assert_eq!(revoked.done, 100);
+        for (max, done) in [(10, 10), (1_000, 90), (1_000, 0)] {
+            let ready = Select::State {
+                queue: queue(),
+                state: JobState::Ready,
+                max,
+            };
+            assert_eq!(d.control(Command::Purge(ready)).await.done, done);
+        }
+        let expected = Ledger {
+            enqueued: 100,
+            granted: 200,
+            expired_deadline: 100,
+            revoked: 100,
+            purged: 100,
+            ..Ledger::default()
+        };
+        assert_eq!(d.ledger().await, expected);
+        d.snapshot().await.assert_in_order();
+    }
 }
 
 #[tokio::test]

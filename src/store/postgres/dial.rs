@@ -1,6 +1,6 @@
 //! How a connection is encrypted, and whom it believes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -55,7 +55,7 @@ fn system() -> Result<RootCertStore> {
     Ok(roots)
 }
 
-fn of_file(file: &PathBuf) -> Result<RootCertStore> {
+fn of_file(file: &Path) -> Result<RootCertStore> {
     let bad = |error: &dyn std::fmt::Display| {
         let found = format!("sslrootcert {}: {error}", file.display());
         Error::invalid("url", found, "a file of certificates in PEM")

@@ -92,7 +92,12 @@ pub(super) fn explain(error: tokio_postgres::Error) -> Error {
         ),
         Some(code) => meaning(code),
     };
-    Error::new(kind, detail).caused_by(error)
+    let explained = Error::new(kind, detail);
+    // What the server says in one line; what else it tells may show what is stored.
+    match error.as_db_error() {
+        Some(told) => explained.caused_by(told.message().to_owned()),
+        None => explained.caused_by(error),
+    }
 }
 
 /// The crate below tells it by its text alone.

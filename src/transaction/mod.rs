@@ -241,7 +241,7 @@ impl<'c> Ending<'c> {
     }
 
     /// The end is committed.
-    fn is_over(mut self, verdict: Verdict) {
+    fn committed(mut self, verdict: Verdict) {
         self.over = true;
         self.lease().complete(verdict);
         self.ctx.pool().end(&self.ctx.held, self.ctx.index);

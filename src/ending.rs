@@ -24,7 +24,7 @@ impl<'c> Ending<'c> {
     }
 
     /// The end is committed.
-    pub(crate) fn is_over(mut self, verdict: Verdict) {
+    pub(crate) fn committed(mut self, verdict: Verdict) {
         self.over = true;
         self.lease().complete(verdict);
         self.ctx.pool().end(&self.ctx.held, self.ctx.index);

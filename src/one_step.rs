@@ -62,7 +62,7 @@ impl Context {
         if !verdict.is_held() {
             return Err(self.refused(Verb::Settle));
         }
-        ending.is_over(verdict);
+        ending.committed(verdict);
         Ok(())
     }
 

@@ -90,7 +90,7 @@ trait Commit: Send + Sync {
 }
 
 #[async_trait]
-impl<'t> Commit for Transaction<'t> {
+impl Commit for Transaction<'_> {
     type Client = Self;
 
     fn client(&self) -> &Self {
@@ -147,7 +147,7 @@ async fn complete(tx: impl Commit, ctx: &Context) -> Result<(), Failure> {
     match store.settle_in(tx.client(), &settlement).await {
         Ok(verdict) if verdict.is_held() => {
             tx.commit().await?;
-            ending.is_over(verdict);
+            ending.committed(verdict);
             Ok(())
         }
         Ok(_) => {

@@ -59,7 +59,7 @@ impl Whole for Transaction<'_> {
         match store.settle_in(&self, &settlement) {
             Ok(ridden) if ridden.answer.is_held() => {
                 self.commit()?;
-                ending.is_over(ridden.answer);
+                ending.committed(ridden.answer);
                 store.wake(ridden);
                 Ok(())
             }

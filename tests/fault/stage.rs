@@ -177,7 +177,7 @@ impl Stage {
     /// that somebody on the way has to be woken, from the timer to the reply, what this process had
     /// to wait for the processor.
     pub(crate) fn slack(&self) -> Duration {
-        Duration::from_millis(250) + 8 * self.lag()
+        Duration::from_millis(250) + 3 * self.lag()
     }
 
     /// The bound on takeovers, where the store stayed up.

@@ -126,7 +126,7 @@ async fn in_a_transaction_of_its_own() {
     let held = caller.claim_one(TERM).await.unwrap();
     let db = server.client().await;
     let handed = "CREATE TABLE handed (receipt text); INSERT INTO handed VALUES ('";
-    let handed = format!("{handed}{}')", held);
+    let handed = format!("{handed}{held}')");
     db.batch_execute(&handed).await.unwrap();
     let process = Process::start("settles", &server);
     while open(&db, "AND query LIKE '%RELEASE SAVEPOINT%'").await == 0 {

@@ -15,7 +15,7 @@ use leasehold::job::{Kind, QueueName};
 use leasehold::store::{EnqueueRequest, PostgresStore, SettleRequest};
 use leasehold::{ErrorKind, JobId, NewJob, Store};
 
-use crate::server::Server;
+use crate::server::{Server, own};
 use crate::{Caller, answered, complete};
 
 const TERM: Duration = Duration::from_secs(600);
@@ -78,7 +78,7 @@ async fn nothing_acknowledged_is_lost_when_the_disk_is_full() {
     };
     let space = place.join("space");
     std::fs::create_dir(&space).unwrap();
-    server.own(&space);
+    own(&space);
     let db = server.client().await;
     let small = format!("CREATE TABLESPACE small LOCATION '{}'", space.display());
     db.batch_execute(&small).await.unwrap();

@@ -11,7 +11,7 @@ use leasehold::{Client, Context, Failure, Job, NewJob, RetryPolicy, Store};
 use serde::{Deserialize, Serialize};
 
 use crate::Caller;
-use crate::server::{Server, command, free_port, shared};
+use crate::server::{Server, command, free_port, own, shared};
 
 const JOBS: usize = 300;
 
@@ -49,7 +49,7 @@ impl Pooler {
         std::fs::write(&settings, text).unwrap();
         std::fs::write(&users, "\"postgres\" \"\"\n").unwrap();
         for file in [&settings, &users] {
-            server.own(file);
+            own(file);
         }
         // Where it is installed is not on everybody's path.
         let path = std::env::var_os("PATH").unwrap_or_default();

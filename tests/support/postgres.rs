@@ -5,6 +5,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::disallowed_methods, reason = "it waits on the real time")]
 
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -78,6 +79,21 @@ pub(crate) fn command(program: &Path) -> Command {
     command
 }
 
+/// A file or a directory for the server alone.
+pub(crate) fn own(path: &Path) {
+    let mode = if path.is_dir() { 0o700 } else { 0o600 };
+    let closed = std::fs::Permissions::from_mode(mode);
+    std::fs::set_permissions(path, closed).expect("to close it");
+    give_away(path);
+}
+
+/// To the user that the server runs as.
+fn give_away(path: &Path) {
+    if is_root() {
+        std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).expect("to give it away");
+    }
+}
+
 fn run(command: &mut Command) {
     let done = command.output().expect("a command that starts");
     let text = String::from_utf8_lossy(&done.stderr);
@@ -98,21 +114,10 @@ impl Server {
         for (from, to) in [(certificate, "server.crt"), (key, "server.key")] {
             let to = server.data().join(to);
             std::fs::copy(from, &to).expect("to copy");
-            server.own(&to);
+            own(&to);
         }
         server.launch();
         server
-    }
-
-    /// A file or a directory for the server alone.
-    pub(crate) fn own(&self, path: &Path) {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = if path.is_dir() { 0o700 } else { 0o600 };
-        let closed = std::fs::Permissions::from_mode(mode);
-        std::fs::set_permissions(path, closed).expect("to close it");
-        if is_root() {
-            std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).expect("to give it away");
-        }
     }
 
     /// A server that has not been started.
@@ -141,9 +146,7 @@ impl Server {
             .tempdir()
             .expect("a directory")
             .keep();
-        if is_root() {
-            std::os::unix::fs::chown(&dir, Some(NOBODY), Some(NOBODY)).expect("to give it away");
-        }
+        give_away(&dir);
         let clean = "cat > /dev/null; pid=$(head -n 1 \"$1/data/postmaster.pid\" 2> /dev/null); \
                      [ -z \"$pid\" ] || kill -CONT -- \"-$pid\" 2> /dev/null; \
                      [ -z \"$pid\" ] || kill -KILL -- \"-$pid\" 2> /dev/null; sleep 0.2; \

@@ -238,7 +238,6 @@ async fn kill9_200_times() {
         ..Row::default()
     };
     assert!(takeovers.len() > kills, "hardly anybody held anything");
-    // The owner, its successor and this one have each waited that long for the processor.
     let busy = lag.saturating_sub(USUAL_LAG);
     // On a machine that stands still for a quarter of a term, a live worker can lose a lease.
     assert!(alive == 0 || busy > TERM / 4, "{alive} expired needlessly");

@@ -48,6 +48,16 @@ pub async fn the_next_follows_at_the_end(d: &Driver) {
     assert_eq!(d.claim_one().await.id(), last);
 }
 
+/// A head that ends by its expiry leaves the key to whoever falls due in the same step.
+pub async fn the_next_may_fall_due_as_the_head_ends(d: &Driver) {
+    let head = d.held(keyed()).await;
+    d.control(Command::Cancel(Select::Job(head.id()))).await;
+    let next = d.enqueue(keyed().delay(TERM)).await;
+    d.advance(2 * TERM).await;
+    assert_eq!(d.claim_ids(9).await, [next]);
+    assert_eq!(d.state(head.id()).await, Some(JobState::Cancelled));
+}
+
 /// The next goes to the back of its priority, in the same step.
 pub async fn the_next_goes_to_the_back(d: &Driver) {
     let (head, second, _) = line(d).await;

@@ -261,6 +261,7 @@ macro_rules! __conformance_cases {
             exclusive {
                 one_at_a_time
                 the_next_follows_at_the_end
+                the_next_may_fall_due_as_the_head_ends
                 the_next_goes_to_the_back
                 priorities_do_not_count_within_the_line
                 delayed_jobs_join_when_due

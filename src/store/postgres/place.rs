@@ -84,6 +84,11 @@ fn encoded(job: &JobRecord) -> Vec<u8> {
 impl<C: GenericClient + Sync> Tx<'_, C> {
     /// Jobs fall due: each goes to the back of its line, or behind the others of its exclusive key.
     pub(super) async fn join(&mut self, jobs: Vec<(usize, JobRecord)>) -> Done<()> {
+        // A key that its head has left in this step must not be joined behind that head.
+        let is_left = |put: &Put| matches!(put, Put::NextOf { .. });
+        if self.puts.iter().any(is_left) {
+            self.flush().await?;
+        }
         let heads = self.join_keys(&jobs).await?;
         for (queue, job) in jobs {
             let Some(key) = &job.exclusive else {

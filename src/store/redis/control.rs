@@ -119,9 +119,11 @@ impl RedisStore {
             answer.skipped += skipped;
             left = left.saturating_sub((done + skipped) as usize + duplicates);
             if !more || left == 0 || !goes_in_steps(&request.command) {
-                return Ok((answer, tokens));
+                break;
             }
         }
+        steps.end(script).await?;
+        Ok((answer, tokens))
     }
 
     /// The partitions that a command is about.

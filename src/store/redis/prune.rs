@@ -46,6 +46,7 @@ impl RedisStore {
                     break;
                 }
             }
+            steps.end(&self.scripts().prune).await?;
         }
         Ok(pruned)
     }

@@ -45,6 +45,7 @@ impl RedisStore {
             let mut steps = Steps::new(self, partition.keys(), id, Verb::Reap);
             tags.push(tag);
             let expired = self.reap_steps(&mut steps, partition, [max, 0]).await?;
+            steps.end(&self.scripts().reap).await?;
             reaped.push(expired.into());
         }
         let mut expired = Vec::new();

@@ -286,6 +286,7 @@ impl RedisStore {
                 break;
             }
         }
+        steps.end(&script.full).await?;
         Ok(verdicts)
     }
 }

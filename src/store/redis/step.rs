@@ -1,7 +1,7 @@
 //! Steps: a call that would take the server long is sent to a partition in several.
 //!
-//! Each step has a number under the call's request, and its answer is kept here. So a repeat of the call goes
-//! on where it was cut off, and a partition need not remember more than the last step.
+//! Each step has a number under the call's request, and its answer is kept here. So a repeat of the
+//! call goes on where it was cut off, and a partition need not remember more than the last step.
 
 use std::collections::VecDeque;
 
@@ -23,6 +23,8 @@ pub(super) struct Steps<'a> {
     /// Answers of an earlier send.
     known: VecDeque<Bytes>,
     next: usize,
+    /// Whether the partition has been asked in this send.
+    asked: bool,
 }
 
 impl<'a> Steps<'a> {
@@ -40,6 +42,7 @@ impl<'a> Steps<'a> {
             verb,
             known: known.into(),
             next: 0,
+            asked: false,
         }
     }
 
@@ -59,8 +62,19 @@ impl<'a> Steps<'a> {
             return Ok(In::new(answer));
         }
         let answer = self.send(script, args).await?.rest();
+        self.asked = true;
         self.keep(answer.clone());
         Ok(In::new(answer))
+    }
+
+    /// There are no more. If all answers were known from an earlier send, the partition is asked for
+    /// the last one again: it may have forgotten the session since.
+    pub(super) async fn end(mut self, script: &Script) -> Result<()> {
+        if !self.asked && self.next > 0 {
+            self.next -= 1;
+            self.send(script, &[]).await?;
+        }
+        Ok(())
     }
 
     /// Takes the next step, which is the last if nobody keeps its answer.

@@ -40,6 +40,21 @@ pub enum Verb {
 }
 
 impl Verb {
+    /// As it is stored with the answer to a call.
+    #[cfg(any(feature = "sqlite", feature = "postgres", feature = "redis"))]
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Enqueue => 1,
+            Self::Claim => 2,
+            Self::Settle => 3,
+            Self::Checkpoint => 4,
+            Self::Reap => 5,
+            Self::Control => 6,
+            Self::Prune => 7,
+            _ => 0,
+        }
+    }
+
     /// The verb's one spelling.
     pub const fn as_str(self) -> &'static str {
         match self {

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::{Checkpointed, Claimed, Enqueued, Expiry};
 use crate::clock::micros;
-use crate::error::Verb;
 use crate::job::{JobId, NewJob};
 use crate::lease::{FencingToken, Verdict};
 
@@ -18,20 +17,6 @@ pub(crate) enum Unread {
 }
 
 type Read<T> = Result<T, Unread>;
-
-/// A verb as a column's value.
-pub(crate) fn verb_code(verb: Verb) -> i64 {
-    match verb {
-        Verb::Enqueue => 1,
-        Verb::Claim => 2,
-        Verb::Settle => 3,
-        Verb::Checkpoint => 4,
-        Verb::Reap => 5,
-        Verb::Control => 6,
-        Verb::Prune => 7,
-        _ => 0,
-    }
-}
 
 /// What is needed to answer a claim again: its grants, the time granted, and the expiries.
 pub(crate) fn written_claim(claimed: &Claimed) -> Read<Vec<u8>> {

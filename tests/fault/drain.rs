@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use crate::MACHINE;
 use crate::process::Process;
 use crate::roles::{Errand, Role};
-use crate::world::{TERM, World, figures};
+use crate::world::{World, figures};
 
 const SHORT: Errand = Errand::Nap { millis: 400 };
 const LONG: Errand = Errand::Nap { millis: 600_000 };
@@ -23,8 +23,6 @@ async fn stopped_by(signal: Signal) -> (bool, Duration, QueueView) {
     world.enqueue(&[LONG; 20]).await;
     let mut role = world.role(8);
     role.drain_grace = GRACE;
-    // However busy the machine is, nobody loses a lease meanwhile.
-    role.term = 10 * TERM;
     let mut worker = Process::start(&Role::Worker(role));
     let busy = |view: &QueueView| view.counts.leased >= 8;
     world.until("eight leases", busy).await;

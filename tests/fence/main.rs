@@ -12,6 +12,9 @@ mod http;
 mod memory;
 #[cfg(feature = "redis")]
 mod one_step;
+#[cfg(any(feature = "sqlite", feature = "redis"))]
+#[path = "../support/paying.rs"]
+mod paying;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "postgres")]

@@ -1,21 +1,16 @@
 //! Effect and settlement in one script, on a real Redis server and on a cluster.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use leasehold::clock::ManualClock;
 use leasehold::fence::redis::Commands;
-use leasehold::inspect::Ledger;
-use leasehold::job::{JobOptions, JobState, Namespace};
+use leasehold::job::{JobState, Namespace};
 use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 use leasehold::store::{Command, LeaseSelect, RedisOptions, RedisStore, RequestId, acl_rule};
-use leasehold::{
-    Client, Context, Error, ErrorKind, Failure, Job, LeaseTerms, MemoryStore, NewJob, Result,
-    RetryPolicy, Verdict,
-};
-use serde::{Deserialize, Serialize};
+use leasehold::{Client, Context, Error, ErrorKind, Failure, MemoryStore, NewJob, Result, Verdict};
 
+use crate::paying::{Pay, run};
 use crate::redis_server::{Cluster, Server, Standalone};
 
 /// A store whose clock goes by hand, and the hand.
@@ -239,55 +234,6 @@ async fn a_command_that_the_user_may_not_run_or_the_server_cannot_hold_writes_no
     assert_eq!(text(&server.server, &n).as_deref(), Some("1"));
 }
 
-#[derive(Serialize, Deserialize, Clone)]
-struct Pay {
-    n: u64,
-}
-
-impl Job for Pay {
-    const KIND: &'static str = "pay";
-
-    fn options(&self) -> JobOptions {
-        let mut options = JobOptions::default();
-        options.retention = Some(Duration::from_secs(3600));
-        options
-    }
-}
-
-/// Runs the handler until the ledger says so. The handler gets the number of its run.
-async fn run<F, Fut>(client: &Client, handler: F, enough: impl Fn(&Ledger) -> bool + Sync) -> Ledger
-where
-    F: Fn(Pay, Context, usize) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = Result<(), Failure>> + Send + 'static,
-{
-    let runs = AtomicUsize::new(0);
-    let handler =
-        move |job: Pay, ctx: Context| handler(job, ctx, runs.fetch_add(1, Ordering::SeqCst));
-    let done = async {
-        let start = Instant::now();
-        loop {
-            let ledger = client.ledger().await.unwrap();
-            if enough(&ledger) {
-                break;
-            }
-            assert!(start.elapsed() < Duration::from_secs(60), "{ledger:?}");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    let worker = client
-        .worker()
-        .handle(handler)
-        .slots(8)
-        .terms(LeaseTerms::of_term(Duration::from_secs(10)))
-        .retry(RetryPolicy::constant(Duration::from_millis(1)));
-    let report = worker.run_until(done).await.unwrap();
-    assert_eq!(report.unsettled, 0);
-    let ledger = client.ledger().await.unwrap();
-    assert_eq!(ledger.live, 0);
-    assert!(ledger.balances(), "{ledger:?}");
-    ledger
-}
-
 fn client(url: &str, partitions: u16) -> Client {
     let options = RedisOptions::new(url).index(true).partitions(partitions);
     Client::new(Arc::new(RedisStore::open(options).unwrap()))
@@ -311,7 +257,7 @@ async fn a_handler_completes_with_its_commands_and_nothing_else_settles_it() {
             Err(Failure::from("too late"))
         }
     };
-    let ledger = run(&client, handler, |ledger| ledger.completed == 200).await;
+    let ledger = run(&client, 8, handler, |ledger| ledger.completed == 200).await;
     let ends = (ledger.granted, ledger.retried, ledger.fenced);
     assert_eq!(ends, (200, 0, 0));
     let key = "{leasehold:default:0}:data:paid";
@@ -358,7 +304,7 @@ async fn a_handler_whose_lease_is_somebody_elses_ends_as_lost_and_a_wrong_comman
             }
         }
     };
-    let ledger = run(&client, handler, |ledger| ledger.completed == 1).await;
+    let ledger = run(&client, 8, handler, |ledger| ledger.completed == 1).await;
     let ends = (ledger.granted, ledger.revoked, ledger.retried);
     assert_eq!((ends, ledger.fenced), ((3, 1, 1), 1));
     let paid = text(&server.server, "{leasehold:default:0}:data:1");
@@ -380,7 +326,7 @@ async fn on_a_cluster_the_data_of_each_partition_is_in_its_slot() {
         ctx.complete_with(Commands::new().hincr_by(paid, job.n.to_string(), 1))
             .await
     };
-    let ledger = run(&client, handler, |ledger| ledger.completed == 80).await;
+    let ledger = run(&client, 8, handler, |ledger| ledger.completed == 80).await;
     assert_eq!((ledger.granted, ledger.fenced), (80, 0));
     let (mut paid, mut partitions) = (Vec::<u64>::new(), 0);
     for partition in 0..4 {
@@ -407,6 +353,6 @@ async fn another_store_than_redis_has_no_such_step() {
         assert!(!completed.as_ref().unwrap_err().is_lost());
         completed
     };
-    let ledger = run(&client, handler, |ledger| ledger.completed == 1).await;
+    let ledger = run(&client, 8, handler, |ledger| ledger.completed == 1).await;
     assert_eq!((ledger.granted, ledger.retried), (2, 1));
 }

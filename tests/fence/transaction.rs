@@ -3,33 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use leasehold::inspect::Ledger;
-use leasehold::job::{JobOptions, JobState};
+use leasehold::job::JobState;
 use leasehold::observe::Event;
 use leasehold::store::{Command, LeaseSelect, SqliteStore};
-use leasehold::{
-    Client, Context, ErrorKind, Failure, Job, LeaseTerms, MemoryStore, NewJob, RetryPolicy,
-};
+use leasehold::{Client, Context, ErrorKind, Failure, MemoryStore, NewJob};
 use rusqlite::{Connection, DropBehavior};
-use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
-#[derive(Serialize, Deserialize, Clone, Default)]
-struct Pay {
-    n: u32,
-}
-
-impl Job for Pay {
-    const KIND: &'static str = "pay";
-
-    fn options(&self) -> JobOptions {
-        let mut options = JobOptions::default();
-        options.retention = Some(Duration::from_secs(3600));
-        options
-    }
-}
+use crate::paying::{Pay, run};
 
 struct World {
     client: Client,
@@ -66,34 +50,9 @@ impl World {
         F: Fn(Connection, Context, usize) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(), Failure>> + Send,
     {
-        let (path, runs) = (self.path.clone(), AtomicUsize::new(0));
-        let handler = move |_: Pay, ctx: Context| {
-            let run = runs.fetch_add(1, Ordering::SeqCst);
-            handler(connect(&path), ctx, run)
-        };
-        let done = async {
-            let start = Instant::now();
-            loop {
-                let ledger = self.client.ledger().await.unwrap();
-                if enough(&ledger) {
-                    break;
-                }
-                assert!(start.elapsed() < Duration::from_secs(60), "{ledger:?}");
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        let worker = self
-            .client
-            .worker()
-            .handle(handler)
-            .slots(2)
-            .terms(LeaseTerms::of_term(Duration::from_secs(10)))
-            .retry(RetryPolicy::constant(Duration::from_millis(1)));
-        let report = worker.run_until(done).await.unwrap();
-        assert_eq!(report.unsettled, 0);
-        let ledger = self.client.ledger().await.unwrap();
-        assert_eq!(ledger.live, 0);
-        ledger
+        let path = self.path.clone();
+        let handler = move |_: Pay, ctx: Context, number| handler(connect(&path), ctx, number);
+        run(&self.client, 2, handler, enough).await
     }
 
     fn paid(&self) -> i64 {

@@ -2,33 +2,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use leasehold::clock::SystemClock;
 use leasehold::inspect::Ledger;
-use leasehold::job::{JobOptions, JobState};
+use leasehold::job::JobState;
 use leasehold::observe::Event;
 use leasehold::store::{Command, Enqueued, LeaseSelect};
-use leasehold::{
-    Client, Context, ErrorKind, Failure, Job, LeaseTerms, MemoryStore, NewJob, RetryPolicy,
-};
-use serde::{Deserialize, Serialize};
+use leasehold::{Client, Context, ErrorKind, Failure, MemoryStore, NewJob};
 use tokio_postgres::GenericClient;
 
+use crate::paying::{Pay, run};
 use crate::server::{Server, shared};
-
-#[derive(Serialize, Deserialize, Clone, Default)]
-struct Pay;
-
-impl Job for Pay {
-    const KIND: &'static str = "pay";
-
-    fn options(&self) -> JobOptions {
-        let mut options = JobOptions::default();
-        options.retention = Some(Duration::from_secs(3600));
-        options
-    }
-}
 
 /// A namespace and a table of its own, on the server that all share.
 struct World {
@@ -64,35 +49,11 @@ impl World {
         F: Fn(tokio_postgres::Client, Context, usize) -> Fut + Clone + Send + Sync + 'static,
         Fut: Future<Output = Result<(), Failure>> + Send,
     {
-        let runs = Arc::new(AtomicUsize::new(0));
-        let handler = move |_: Pay, ctx: Context| {
-            let run = runs.fetch_add(1, Ordering::SeqCst);
+        let handler = move |_: Pay, ctx: Context, number| {
             let handler = handler.clone();
-            async move { handler(shared().client().await, ctx, run).await }
+            async move { handler(shared().client().await, ctx, number).await }
         };
-        let done = async {
-            let start = Instant::now();
-            loop {
-                let ledger = self.client.ledger().await.unwrap();
-                if enough(&ledger) {
-                    break;
-                }
-                assert!(start.elapsed() < Duration::from_secs(120), "{ledger:?}");
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        let worker = self
-            .client
-            .worker()
-            .handle(handler)
-            .slots(2)
-            .terms(LeaseTerms::of_term(Duration::from_secs(10)))
-            .retry(RetryPolicy::constant(Duration::from_millis(1)));
-        let report = worker.run_until(done).await.unwrap();
-        assert_eq!(report.unsettled, 0);
-        let ledger = self.client.ledger().await.unwrap();
-        assert_eq!(ledger.live, 0);
-        ledger
+        run(&self.client, 2, handler, enough).await
     }
 
     async fn paid(&self) -> i64 {
@@ -116,7 +77,7 @@ async fn pay(
 #[ignore = "needs postgresql: ./tests/run"]
 async fn a_committed_completion_needs_no_other_settlement_and_no_renewal_takes_it_for_lost() {
     let world = World::new("paid_once").await;
-    let jobs = vec![NewJob::of(&Pay).unwrap(); 2];
+    let jobs = vec![NewJob::of(&Pay::default()).unwrap(); 2];
     let jobs = world.client.enqueue_all(jobs).await.unwrap();
     let renewals = Arc::clone(&world.renewals);
     let handler = move |mut db: tokio_postgres::Client, ctx: Context, run: usize| {
@@ -161,7 +122,7 @@ async fn what_is_not_committed_did_not_happen() {
     let sql = "CREATE TABLE late_a (a int PRIMARY KEY);
                CREATE TABLE late_b (a int REFERENCES late_a DEFERRABLE INITIALLY DEFERRED)";
     shared().client().await.batch_execute(sql).await.unwrap();
-    world.client.enqueue(&Pay).await.unwrap();
+    world.client.enqueue(&Pay::default()).await.unwrap();
     let handler = |mut db: tokio_postgres::Client, ctx: Context, run: usize| async move {
         if run == 3 {
             // A transaction that was begun by a statement is one too.
@@ -180,7 +141,7 @@ async fn what_is_not_committed_did_not_happen() {
             }
             1 => {
                 ctx.checkpoint_in(&tx, &1).await?;
-                ctx.enqueue_in(&tx, &Pay).await?;
+                ctx.enqueue_in(&tx, &Pay::default()).await?;
                 drop(tx);
                 Err(Failure::from("changed its mind"))
             }
@@ -206,7 +167,7 @@ async fn what_is_not_committed_did_not_happen() {
 #[ignore = "needs postgresql: ./tests/run"]
 async fn a_stale_owners_whole_transaction_is_rolled_back() {
     let world = World::new("paid_stale").await;
-    let id = world.client.enqueue(&Pay).await.unwrap().id();
+    let id = world.client.enqueue(&Pay::default()).await.unwrap().id();
     let client = world.client.clone();
     let handler = move |mut db: tokio_postgres::Client, ctx: Context, run: usize| {
         let client = client.clone();
@@ -235,7 +196,7 @@ async fn a_stale_owners_whole_transaction_is_rolled_back() {
 async fn jobs_are_enqueued_if_the_transaction_commits() {
     let world = World::new("paid_for_order").await;
     let mut db = shared().client().await;
-    let jobs = || vec![NewJob::of(&Pay).unwrap().unique("one").unwrap()];
+    let jobs = || vec![NewJob::of(&Pay::default()).unwrap().unique("one").unwrap()];
     let tx = db.transaction().await.unwrap();
     world.client.enqueue_in(&tx, jobs()).await.unwrap();
     tx.rollback().await.unwrap();
@@ -251,7 +212,7 @@ async fn jobs_are_enqueued_if_the_transaction_commits() {
             return Ok(());
         }
         let tx = db.transaction().await?;
-        ctx.enqueue_in(&tx, &Pay).await?;
+        ctx.enqueue_in(&tx, &Pay::default()).await?;
         ctx.complete_in(tx).await
     };
     let ledger = world.run(handler, |ledger| ledger.completed == 2).await;
@@ -262,7 +223,7 @@ async fn jobs_are_enqueued_if_the_transaction_commits() {
 #[ignore = "needs postgresql: ./tests/run"]
 async fn a_transaction_of_another_database_or_another_store_is_refused() {
     let world = World::new("paid_elsewhere").await;
-    let job = || vec![NewJob::of(&Pay).unwrap()];
+    let job = || vec![NewJob::of(&Pay::default()).unwrap()];
     let admin = shared().client().await;
     admin.batch_execute("CREATE DATABASE other").await.unwrap();
     let mut config = shared().config();

@@ -17,6 +17,8 @@ mod freeze;
 mod full;
 mod kill;
 mod locks;
+#[path = "../support/paying.rs"]
+mod paying;
 mod pooler;
 #[path = "../support/postgres.rs"]
 mod server;

@@ -11,7 +11,6 @@ use uuid::Uuid;
 use super::fault::{Done, Fault, mixed_up};
 use super::tx::{Tx, args, moment, time};
 use crate::error::{Error, ErrorKind, Verb};
-use crate::store::answer::verb_code;
 use crate::store::{RequestId, SESSION_IDLE, SessionId};
 
 const TOUCH_EVERY: Duration = Duration::from_secs(60);
@@ -75,7 +74,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
                 Err(lost("a later request of the same lane has been answered"))
             }
             Some(seq) if seq == request.seq => {
-                if i64::from(row.try_get::<_, i16>(3)?) != verb_code(verb) {
+                if row.try_get::<_, i16>(3)? != i16::from(verb.code()) {
                     return Err(mixed_up());
                 }
                 Ok(row.try_get(4)?)
@@ -91,7 +90,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
     pub(super) async fn save_answers(&self) -> Done<()> {
         for (request, verb, answer) in &self.answers {
             let args = args![uuid(request.session) => UUID, i64::from(request.lane) => INT8,
-                             request.seq as i64 => INT8, verb_code(*verb) as i16 => INT2,
+                             request.seq as i64 => INT8, i16::from(verb.code()) => INT2,
                              time(self.now) => INT8, answer => BYTEA];
             self.run("remember", args).await?;
         }

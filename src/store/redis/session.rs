@@ -70,19 +70,6 @@ pub(super) fn mixed_up() -> Error {
     )
 }
 
-fn code(verb: Verb) -> u8 {
-    match verb {
-        Verb::Enqueue => 1,
-        Verb::Claim => 2,
-        Verb::Settle => 3,
-        Verb::Checkpoint => 4,
-        Verb::Reap => 5,
-        Verb::Control => 6,
-        Verb::Prune => 7,
-        _ => 0,
-    }
-}
-
 impl Sessions {
     fn lock(&self) -> MutexGuard<'_, HashMap<SessionId, Session>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
@@ -217,7 +204,7 @@ impl Sessions {
         }
         let mut out = Out::default();
         out.u32(request.lane as usize).u64(request.seq);
-        out.u8(code(verb)).u16(step).u64(session.heard.as_micros());
+        out.u8(verb.code()).u16(step).u64(session.heard.as_micros());
         Ok(out.0)
     }
 

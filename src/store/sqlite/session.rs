@@ -6,7 +6,7 @@ use super::fault::{Done, Fault, corrupt};
 use super::tx::{Tx, moment, time};
 use crate::clock::{Timestamp, micros};
 use crate::error::{Error, ErrorKind, Verb};
-use crate::store::answer::{Unread, verb_code};
+use crate::store::answer::Unread;
 use crate::store::{RequestId, SESSION_IDLE, SessionId};
 
 fn lost(why: &str) -> Fault {
@@ -65,7 +65,7 @@ impl Tx<'_> {
                     .query_row(params![session, request.lane], |row| {
                         Ok((row.get(0)?, row.get(1)?))
                     })?;
-                if of != verb_code(verb) {
+                if of != i64::from(verb.code()) {
                     return Err(mixed_up());
                 }
                 Ok(Some(answer))
@@ -79,7 +79,7 @@ impl Tx<'_> {
             request.session.as_bytes(),
             request.lane,
             request.seq as i64,
-            verb_code(verb),
+            verb.code(),
             answer
         ])?;
         Ok(())

@@ -1,6 +1,7 @@
 //! reap: expire overdue leases, the oldest first.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use tokio_postgres::GenericClient;
 
@@ -11,6 +12,11 @@ use crate::job::JobRecord;
 use crate::lease::{FencingToken, overdue_cause};
 use crate::lifecycle;
 use crate::store::{Expiry, ReapRequest};
+
+/// How often, and how long each time, a reaper waits for grants that somebody has in hand. One who is
+/// frozen with them must not keep the others from theirs.
+const TRIES: u32 = 10;
+const MOMENT: Duration = Duration::from_millis(10);
 
 /// Jobs of one step that go to the front, with the token that each had.
 type Front = Vec<(FencingToken, JobRecord)>;
@@ -33,7 +39,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         let mut overdue = Vec::new();
         for row in queues {
             let id: i32 = row.try_get(0)?;
-            overdue.extend(self.overdue(id, request.max).await?);
+            overdue.extend(self.all_overdue(id, request.max).await?);
         }
         overdue.sort_unstable_by_key(|key| (self.grants[key].deadline, key.1));
         let mut expired = Vec::new();
@@ -59,6 +65,20 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         }
         self.put_front(queue, front);
         Ok(expired)
+    }
+
+    /// The same, also those that somebody else has in hand, if he lets go of them in a moment.
+    async fn all_overdue(&mut self, of: i32, max: usize) -> Done<Vec<GrantKey>> {
+        let mut keys = self.overdue(of, max).await?;
+        for _ in 0..TRIES {
+            let args = args![of => INT4, time(self.now) => INT8, max as i64 => INT8];
+            if self.rows("overdue_ids", args).await?.len() <= keys.len() {
+                break;
+            }
+            tokio::time::sleep(MOMENT).await;
+            keys = self.overdue(of, max).await?;
+        }
+        Ok(keys)
     }
 
     /// The overdue grants of a queue by (deadline, token), locked. Each has a live lease, so that

@@ -9,3 +9,6 @@ SELECT g.queue, g.id, g.deadline, g.nonce, g.owner, g.task, g.granted_at, g.term
 FROM leasehold.grants g JOIN leasehold.records r ON r.queue = g.queue AND r.id = g.id
 WHERE g.queue = $1 AND g.deadline <= $2
 ORDER BY g.deadline, g.id LIMIT $3 FOR UPDATE OF g SKIP LOCKED;
+
+-- name: overdue_ids
+SELECT g.id FROM leasehold.grants g WHERE g.queue = $1 AND g.deadline <= $2 LIMIT $3;

@@ -6,8 +6,9 @@
 //! that only ever grows: a resource that checks it refuses an owner that has been replaced and does
 //! not know it.
 //!
-//! It is not exactly-once: a job runs at least once. It is not a workflow engine, and no
-//! broker for many readers. It does not run on several machines yet.
+//! It runs embedded, on one SQLite file with no server, and on Redis or PostgreSQL when one machine is
+//! not enough. It is not exactly-once: a job runs at least once. It is not a workflow engine, and no
+//! broker for many readers.
 //!
 //! ```
 //! use leasehold::{Client, Context, Job};
@@ -67,13 +68,15 @@
 //! | `clock.rs` | the only file that asks the time |
 //! | `error.rs` | trouble below the answer |
 //! | `guide/` | this documentation's prose, compiled as tests |
-//! | `bin/leasehold.rs` | the command |
+//! | `cli/`, `bin/leasehold.rs` | the command: one file per noun |
 //!
 //! # Features
 //!
 //! - `sqlite` (default): the store in one SQLite file, for several processes of one machine. The
 //!   memory store is always there.
+//! - `redis`: the store and the fence in Redis or Valkey, for many machines.
 //! - `postgres`: the store and the fence in PostgreSQL, for many machines.
+//! - `http`: the fence between HTTP clients and servers.
 //! - `conformance`: the test cases that every store must pass.
 //! - `prometheus`: metrics as text, served by the dashboard or beside a worker.
 //! - `dashboard`: the web dashboard, as a router for any axum application or a server of its own.

@@ -27,11 +27,7 @@ struct Cursor {
     row: u64,
 }
 
-async fn import(
-    job: Import,
-    ctx: Context,
-    rows: mpsc::Sender<u64>,
-) -> Result<(), Failure> {
+async fn import(job: Import, ctx: Context, rows: mpsc::Sender<u64>) -> Result<(), Failure> {
     let mut cursor: Cursor = ctx.load()?.unwrap_or_default();
     if let Some(saved) = ctx.saved() {
         assert!(

@@ -22,20 +22,36 @@ pub(super) fn split(parts: &[(&str, u64)], words: &str) -> Html {
     );
     put!(html, r#"<rect class="f-none" width="1000" height="10"/>"#);
     let mut x = 0.0;
-    for (class, count) in parts.iter().filter(|(_, count)| *count > 0) {
-        // What happened at all can be seen.
-        let width = (1_000.0 * *count as f64 / sum as f64).max(3.0);
-        put!(
-            html,
-            r#"<rect class="f-{}" x="{}" width="{}" height="10"/>"#,
-            *class,
-            round(x),
-            round(width)
-        );
+    for ((class, _), width) in parts.iter().zip(widths(parts, sum)) {
+        if width > 0.0 {
+            put!(
+                html,
+                r#"<rect class="f-{}" x="{}" width="{}" height="10"/>"#,
+                *class,
+                round(x),
+                round(width)
+            );
+        }
         x += width;
     }
     put!(html, "</svg>");
     html
+}
+
+/// Of a bar of 1,000, how much each part has. What happened at all can be seen, on a phone too: the
+/// largest part makes room for it.
+fn widths(parts: &[(&str, u64)], sum: u64) -> Vec<f64> {
+    const LEAST: f64 = 10.0;
+    let width = |count: u64| match count {
+        0 => 0.0,
+        count => (1_000.0 * count as f64 / sum as f64).max(LEAST),
+    };
+    let mut widths: Vec<f64> = parts.iter().map(|(_, count)| width(*count)).collect();
+    let excess = widths.iter().sum::<f64>() - 1_000.0;
+    if let Some(largest) = widths.iter_mut().max_by(|a, b| a.total_cmp(b)) {
+        *largest -= excess.max(0.0);
+    }
+    widths
 }
 
 fn round(value: f64) -> f64 {
@@ -304,7 +320,7 @@ mod tests {
     fn what_happened_can_be_seen() {
         let bar = split(&[("released", 1_000_000), ("expired", 1)], "words").into_string();
         assert!(
-            bar.contains("f-expired") && bar.contains(r#"width="3""#),
+            bar.contains(r#"<rect class="f-expired" x="990" width="10""#),
             "{bar}"
         );
         assert!(

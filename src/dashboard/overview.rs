@@ -115,11 +115,7 @@ fn verdict(asked: &Asked, expired: u64, ended: u64) -> Html {
         s if s < 0.01 => "Some expired.",
         _ => "Many expired: workers die, freeze, or work longer than they may.",
     };
-    html!(
-        r#"{} <a href="{}">See why</a>"#,
-        words,
-        asked.to("/expiry")
-    )
+    html!(r#"{} <a href="{}">See why</a>"#, words, asked.to("/expiry"))
 }
 
 fn tiles(asked: &Asked, seen: &Snapshot) -> Html {
@@ -166,7 +162,10 @@ fn tiles(asked: &Asked, seen: &Snapshot) -> Html {
     let number = fact("dead", counts.dead);
     tile("Dead", "s-dead", "/dead", &number, dead);
     let oldest = seen.longest_in_line();
-    let shown = html!("{}", oldest.map_or("–".to_owned(), |(waits, _)| short(waits)));
+    let shown = html!(
+        "{}",
+        oldest.map_or("–".to_owned(), |(waits, _)| short(waits))
+    );
     let whose = match oldest {
         None => "nothing is in line".to_owned(),
         Some((_, view)) if view.paused => format!("in {}, paused", view.queue),

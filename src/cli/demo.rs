@@ -51,7 +51,7 @@ pub(super) async fn run(args: &Args, json: bool) -> Done {
     let story = tell(scratch.path());
     let ending = tokio::select! {
         ending = story => ending?,
-        () = interrupted() => return Err(Trouble::Failed("demo: interrupted".to_owned())),
+        () = super::interrupted() => return Err(Trouble::Failed("demo: interrupted".to_owned())),
     };
     if args.keep {
         out::note(&format!("kept {}", scratch.path().display()));
@@ -271,16 +271,5 @@ impl Ending {
         }
         let broken: Vec<_> = broken.iter().map(|(_, what)| *what).collect();
         Err(Trouble::Failed(format!("demo: {}", broken.join("; "))))
-    }
-}
-
-async fn interrupted() {
-    use tokio::signal::unix::{SignalKind, signal};
-    match signal(SignalKind::terminate()) {
-        Ok(mut terminate) => tokio::select! {
-            _ = terminate.recv() => {}
-            _ = tokio::signal::ctrl_c() => {}
-        },
-        Err(_) => std::future::pending().await,
     }
 }

@@ -83,7 +83,7 @@ async fn study(app: &App) -> Result<Study> {
     {
         let share = share(&lease);
         study.live += 1;
-        study.late += u64::from(share < 0.5);
+        study.late += u64::from(share < inspect::LATE);
         study.margins[((share * 10.0) as usize).min(9)] += 1;
         study.attempt(lease.attempt);
         let holds = study.holds.entry(lease.queue).or_default();

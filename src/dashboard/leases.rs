@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::html::{Html, html, put};
 use super::page::{Asked, Shown, Trouble, given, parsed};
 use super::words::{ago, count, grouped, now, percent};
-use crate::inspect::{self, LeaseFilter, LeaseView, Page};
+use crate::inspect::{self, LATE, LeaseFilter, LeaseView, Page, SILENT};
 use crate::job::QueueName;
 use crate::lease::Progress;
 
@@ -26,8 +26,8 @@ pub(super) enum Row {
 impl Row {
     pub(super) fn of(lease: &LeaseView) -> Self {
         match share(lease) {
-            s if s < 1.0 / 6.0 => Self::Silent,
-            s if s < 0.5 => Self::Late,
+            s if s < SILENT => Self::Silent,
+            s if s < LATE => Self::Late,
             _ => Self::Well,
         }
     }

@@ -81,7 +81,7 @@ async fn instance(arm: String, dir: PathBuf) -> anyhow::Result<()> {
         let (arm, registry) = (arm.clone(), dir.join("registry"));
         async move { merge(&arm, registry, &ctx).await }
     };
-    let terms = LeaseTerms::of_term(Duration::from_secs(1));
+    let terms = LeaseTerms::of_term(Duration::from_secs(3));
     let worker = client.worker().handle(handler).slots(1).terms(terms);
     worker.grace(Duration::from_secs(60)).run().await?;
     Ok(())

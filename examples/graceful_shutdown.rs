@@ -3,13 +3,14 @@
 //! Run it: `cargo run --example graceful_shutdown`
 //!
 //! `.run()` drains on SIGTERM (what a container gets before it is killed) and on Ctrl-C. Here
-//! `.run_until` does the same after a moment. Set `drain_grace` below the time your supervisor
+//! `.run_until` does the same once they run. Set `drain_grace` below the time your supervisor
 //! waits before SIGKILL: what is not handed back by then expires instead, one term later.
 
 use std::time::Duration;
 
 use leasehold::{Client, Context, Failure, Job};
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
 
 #[derive(Serialize, Deserialize)]
 enum Work {
@@ -25,7 +26,8 @@ impl Job for Work {
     const KIND: &'static str = "work";
 }
 
-async fn work(job: Work, ctx: Context) -> Result<(), Failure> {
+async fn work(job: Work, ctx: Context, started: mpsc::UnboundedSender<()>) -> Result<(), Failure> {
+    started.send(())?;
     match job {
         Work::Short => tokio::time::sleep(Duration::from_millis(300)).await,
         Work::Polite => tokio::select! {
@@ -51,12 +53,17 @@ async fn main() -> anyhow::Result<()> {
         client.enqueue(&job).await?;
     }
 
-    // In production: `.run()`, or your own signal here.
-    let signal = tokio::time::sleep(Duration::from_millis(100));
+    // In production: `.run()`, or your own signal here. This one comes when all three are at work.
+    let (started, mut starts) = mpsc::unbounded_channel();
+    let signal = async move {
+        for _ in 0..3 {
+            starts.recv().await;
+        }
+    };
     let report = client
         .worker()
-        .handle(work)
-        .drain_grace(Duration::from_millis(600))
+        .handle(move |job: Work, ctx: Context| work(job, ctx, started.clone()))
+        .drain_grace(Duration::from_secs(2))
         .run_until(signal)
         .await?;
     println!(

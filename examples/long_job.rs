@@ -27,11 +27,7 @@ struct Cursor {
     row: u64,
 }
 
-async fn import(
-    job: Import,
-    ctx: Context,
-    rows: mpsc::UnboundedSender<u64>,
-) -> Result<(), Failure> {
+async fn import(job: Import, ctx: Context, rows: mpsc::Sender<u64>) -> Result<(), Failure> {
     let mut cursor: Cursor = ctx.load()?.unwrap_or_default();
     if let Some(saved) = ctx.saved() {
         assert!(
@@ -48,7 +44,7 @@ async fn import(
         // The work. It may be done twice, if the run ends before the checkpoint: at least once.
         tokio::time::sleep(Duration::from_millis(20)).await;
         cursor.row += 1;
-        rows.send(cursor.row)?;
+        rows.send(cursor.row).await?;
 
         // Progress is free: it travels with the next renewal. A handler with a stall limit that
         // shows none for that long loses its lease, however faithfully it is renewed.
@@ -66,7 +62,8 @@ async fn main() -> anyhow::Result<()> {
     let client = Client::open("memory:").await?;
     let id = client.enqueue(&Import { rows: 30 }).await?.id();
 
-    let (sender, mut rows) = mpsc::unbounded_channel();
+    // Room for one row: while the operator is busy, the handler gets no further than the next but one.
+    let (sender, mut rows) = mpsc::channel(1);
     let operator = client.clone();
     let stop = async move {
         let mut done = 0;
@@ -90,8 +87,8 @@ async fn main() -> anyhow::Result<()> {
         .worker()
         .handle(move |job: Import, ctx: Context| import(job, ctx, sender.clone()))
         .slots(1)
-        .stall_limit(Duration::from_secs(1))
-        .terms(LeaseTerms::of_term(Duration::from_secs(2)))
+        .stall_limit(Duration::from_secs(5))
+        .terms(LeaseTerms::SHORT)
         .run_until(stop)
         .await?;
 

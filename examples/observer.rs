@@ -62,7 +62,7 @@ async fn seen_progress(client: &Client) -> anyhow::Result<bool> {
 async fn main() -> anyhow::Result<()> {
     let client = Client::open("memory:").await?.observer(Watch);
     client.enqueue(&Render { frames: 100 }).await?;
-    let terms = LeaseTerms::of_term(Duration::from_millis(1_500));
+    let terms = LeaseTerms::of_term(Duration::from_secs(3));
 
     // A worker in a runtime of its own, so that all of it can die at once.
     let doomed = tokio::runtime::Runtime::new()?;

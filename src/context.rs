@@ -161,25 +161,30 @@ impl Context {
             .checkpoints
             .submit(vec![checkpoint], weight)
             .await?;
-        let (queue, job, token) = (self.queue(), self.job_id(), self.token());
         match answers.first() {
             Some(Checkpointed::Saved { cancel, .. }) => {
-                if *cancel {
-                    self.lease().stop(Stop::Cancel);
-                }
-                self.held.touch(self.index, monotonic());
-                self.pool().observers.emit(|| Event::Checkpointed {
-                    queue,
-                    job,
-                    token,
-                    seq,
-                });
+                self.was_saved(seq, *cancel);
                 Ok(())
             }
             // A later one of this handler's own got there first.
             Some(Checkpointed::Behind { .. }) => Ok(()),
             Some(Checkpointed::Fenced) | None => Err(self.refused(Verb::Checkpoint)),
         }
+    }
+
+    /// A checkpoint is in the store.
+    pub(crate) fn was_saved(&self, seq: u64, cancel: bool) {
+        if cancel {
+            self.lease().stop(Stop::Cancel);
+        }
+        self.held.touch(self.index, monotonic());
+        let (queue, job, token) = (self.queue(), self.job_id(), self.token());
+        self.pool().observers.emit(|| Event::Checkpointed {
+            queue,
+            job,
+            token,
+            seq,
+        });
     }
 
     /// The store refused a call of the handler: the lease is somebody else's.

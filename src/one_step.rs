@@ -1,4 +1,5 @@
-//! One step: the effect and the settlement in one script of the Redis server that has the queue.
+//! One step: the effect, and the settlement or a checkpoint, in one script of the Redis server that has
+//! the queue.
 //!
 //! What a transaction is to a database, a script is to this server, but for one thing: it is not
 //! rolled back. So the effect is a fixed list of commands, all of them looked at before the first is
@@ -7,7 +8,10 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
+
+use serde::Serialize;
 
 use crate::context::Context;
 use crate::ending::{Ending, native};
@@ -16,7 +20,7 @@ use crate::fence::redis::Commands;
 use crate::handler::Failure;
 use crate::lease::Verdict;
 use crate::lifecycle::lane::Answer;
-use crate::store::RedisStore;
+use crate::store::{Checkpoint, Checkpointed, RedisStore, RequestId};
 use crate::{Store, Verb};
 
 /// How long the call is repeated before the handler is told that it is unknown what came of it.
@@ -66,35 +70,102 @@ impl Context {
         Ok(())
     }
 
-    /// Sends the call until its answer is known.
     async fn complete_by(&self, commands: &Commands) -> Result<Verdict> {
+        let (receipt, result) = (&self.receipt(), self.lease().result());
+        let call = |store: Arc<dyn Store>, request| {
+            let result = result.clone();
+            async move {
+                let store = redis_store(&*store)?;
+                store
+                    .complete_with(request, receipt, result, commands)
+                    .await
+            }
+        };
+        // The receipt makes it safe to go again under a new id: what was done is fenced.
+        self.until_known("the job may or may not have been completed", call)
+            .await
+    }
+
+    /// Runs commands and saves state under the lease, in one step on the Redis server that has the
+    /// queue: the next run starts from a state that tells exactly what has been done. For the steps
+    /// of a long job; the last one can be [`complete_with`](Self::complete_with). Counts as progress.
+    ///
+    /// ```no_run
+    /// # use leasehold::fence::redis::Commands;
+    /// # use leasehold::{Context, Failure};
+    /// # struct Payout { accounts: Vec<String>, cents: i64 }
+    /// async fn pay(job: Payout, ctx: Context) -> Result<(), Failure> {
+    ///     let paid: usize = ctx.load()?.unwrap_or_default();
+    ///     for (n, account) in job.accounts.iter().enumerate().skip(paid) {
+    ///         let credit = Commands::new().incr_by(ctx.data_key(account)?, job.cents);
+    ///         ctx.checkpoint_with(&(n + 1), credit).await?; // no account is paid twice
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`complete_with`](Self::complete_with). Also a failure, and nothing was written, if a later
+    /// checkpoint of this run has been saved meanwhile.
+    pub async fn checkpoint_with<T: Serialize + Sync>(
+        &self,
+        state: &T,
+        commands: Commands,
+    ) -> Result<(), Failure> {
+        self.redis_store()?;
+        let bytes = serde_json::to_vec(state)?;
+        #[cfg(feature = "testing")]
+        crate::testing::await_point().await;
+        let seq = self.lease().seq.fetch_add(1, Ordering::Relaxed) + 1;
+        let checkpoint = Checkpoint {
+            receipt: self.receipt(),
+            seq,
+            bytes: bytes.into(),
+        };
+        let (checkpoint, commands) = (&checkpoint, &commands);
+        let call = |store: Arc<dyn Store>, request| async move {
+            let store = redis_store(&*store)?;
+            store.checkpoint_with(request, checkpoint, commands).await
+        };
+        // Its number makes it safe to go again under a new id: what is saved is not done again.
+        let why = "the commands may or may not have been run";
+        match self.until_known(why, call).await? {
+            Checkpointed::Saved { cancel, .. } => {
+                self.was_saved(seq, cancel);
+                Ok(())
+            }
+            Checkpointed::Behind { seq } => {
+                let why = format!("checkpoint {seq} of this run is saved: nothing was written");
+                Err(Failure::from(why))
+            }
+            Checkpointed::Fenced => Err(self.refused(Verb::Checkpoint)),
+        }
+    }
+
+    /// Sends a call until its answer is known.
+    async fn until_known<T, F>(
+        &self,
+        in_doubt: &'static str,
+        call: impl Fn(Arc<dyn Store>, RequestId) -> F,
+    ) -> Result<T>
+    where
+        F: Future<Output = Result<T>>,
+    {
         let pool = self.pool();
-        let (receipt, result) = (self.receipt(), self.lease().result());
         let spare = pool.spare_lanes.take();
         let mut lane = spare.unwrap_or_else(|| pool.session.lane());
-        let completed = loop {
-            let call = lane.call(CALL_LIMIT, |store: Arc<dyn Store>, request| {
-                let (receipt, result) = (&receipt, result.clone());
-                async move {
-                    let store = redis_store(&*store)?;
-                    store
-                        .complete_with(request, receipt, result, commands)
-                        .await
-                }
-            });
-            match call.await {
-                Answer::Known(verdict) => break Ok(verdict),
-                // The receipt makes it safe to go again under a new id: what was done is fenced.
+        let known = loop {
+            match lane.call(CALL_LIMIT, &call).await {
+                Answer::Known(answer) => break Ok(answer),
                 Answer::Lost => {}
                 Answer::Refused(error) => break Err(error),
                 Answer::GaveUp(error) => {
-                    let why = "the job may or may not have been completed";
-                    break Err(Error::new(ErrorKind::Unknown, why).caused_by(error));
+                    break Err(Error::new(ErrorKind::Unknown, in_doubt).caused_by(error));
                 }
             }
         };
         pool.spare_lanes.give(lane);
-        completed
+        known
     }
 
     fn redis_store(&self) -> Result<&RedisStore> {

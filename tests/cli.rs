@@ -53,6 +53,9 @@ fn refused(args: &[&str], code: i32, says: &str) {
     assert!(output.stdout.is_empty(), "{args:?}");
 }
 
+/// Far more than anything here takes, on a machine that others use as well.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 fn url(dir: &tempfile::TempDir) -> String {
     format!("sqlite://{}", dir.path().join("jobs.db").display())
 }
@@ -63,7 +66,7 @@ fn the_demo_loses_nothing_and_refuses_the_zombie() {
     let output = run(&["demo", "--json"]);
     let took = began.elapsed();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert!(took < Duration::from_secs(20), "{took:?}");
+    assert!(took < PATIENCE, "{took:?}");
     let result = json(&output);
     let expected = [
         "granted",
@@ -100,40 +103,44 @@ fn the_demo_loses_nothing_and_refuses_the_zombie() {
     }
 }
 
+/// The children of a process, as the kernel has them.
+#[cfg(target_os = "linux")]
+fn children(of: u32) -> Vec<String> {
+    let parent = |pid: &String| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name of a program may hold anything, a closing bracket too.
+        let (_, rest) = stat.rsplit_once(')')?;
+        rest.split_whitespace().nth(1)?.parse::<u32>().ok()
+    };
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    pids.filter(|pid| parent(pid) == Some(of)).collect()
+}
+
 #[test]
+#[cfg(target_os = "linux")]
 fn a_demo_that_is_killed_takes_its_workers_along() {
     let mut demo = leasehold(&["demo"]).stderr(Stdio::null()).spawn().unwrap();
-    let workers = || {
-        let mark = format!("/proc/{}/task/{}/children", demo.id(), demo.id());
-        let children = std::fs::read_to_string(mark).unwrap_or_default();
-        children
-            .split_whitespace()
-            .map(str::to_owned)
-            .collect::<Vec<_>>()
-    };
-    let until = Instant::now() + Duration::from_secs(10);
-    let mut found = workers();
-    while found.len() < 4 && Instant::now() < until {
-        std::thread::sleep(Duration::from_millis(20));
-        found = workers();
-    }
-    if found.len() < 4 {
-        // Not every kernel lists children.
-        demo.kill().unwrap();
-        demo.wait().unwrap();
-        return;
-    }
-    // The worst case: one of them is frozen.
-    let stop = Command::new("kill").args(["-STOP", &found[0]]).status();
-    demo.kill().unwrap();
-    demo.wait().unwrap();
-    assert!(stop.is_err() || stop.unwrap().success());
-    let alive = |pid: &String| {
+    let is_worker = |pid: &String| {
         std::fs::read_to_string(format!("/proc/{pid}/cmdline"))
             .is_ok_and(|command| command.contains("demo-worker"))
     };
-    let until = Instant::now() + Duration::from_secs(15);
-    while found.iter().any(alive) {
+    let until = Instant::now() + PATIENCE;
+    let workers = loop {
+        let found = children(demo.id());
+        if found.len() == 4 && found.iter().all(is_worker) {
+            break found;
+        }
+        assert!(Instant::now() < until, "the workers did not start");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    // The worst case: one of them is frozen.
+    let stop = Command::new("kill").args(["-STOP", &workers[0]]).status();
+    assert!(stop.unwrap().success());
+    demo.kill().unwrap();
+    demo.wait().unwrap();
+    let until = Instant::now() + PATIENCE;
+    while workers.iter().any(is_worker) {
         assert!(Instant::now() < until, "a worker outlived the demo");
         std::thread::sleep(Duration::from_millis(50));
     }

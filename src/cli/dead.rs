@@ -176,7 +176,7 @@ fn masked(error: &str) -> String {
 async fn list(ls: &Ls, cli: &Cli, client: &Client) -> Done {
     const HEADER: &[&str] = &["job", "kind", "queue", "attempt", "died", "error"];
     let mut reader = Reader::new(ls.limit);
-    let mut listing = Listing::new(cli.output, "jobs", HEADER);
+    let mut listing = Listing::new(cli.output, "jobs", HEADER).or_else("no dead jobs");
     let take = |view: JobView| {
         let cells = || {
             vec![
@@ -232,7 +232,7 @@ async fn groups(ls: &Ls, cli: &Cli, client: &Client) -> Done {
     let mut groups: Vec<_> = groups.into_iter().collect();
     groups.sort_by_key(|(_, group)| std::cmp::Reverse(group.jobs));
     let shown = ls.limit.rows().min(groups.len());
-    let mut listing = Listing::new(cli.output, "groups", HEADER);
+    let mut listing = Listing::new(cli.output, "groups", HEADER).or_else("no dead jobs");
     for ((kind, error), group) in &groups[..shown] {
         let object = || {
             json!({

@@ -18,7 +18,7 @@ use super::{Done, Trouble};
 use crate::client::Client;
 use crate::clock::Timestamp;
 use crate::inspect::{self, LeaseView, Ledger, Page};
-use crate::job::{Job as _, JobId, JobState, NewJob, QueueName, limits};
+use crate::job::{Job as _, JobId, JobState, QueueName, limits};
 
 const WORKERS: usize = 4;
 const SLOTS: usize = 3;
@@ -51,7 +51,7 @@ pub(super) async fn run(args: &Args, json: bool) -> Done {
     let story = tell(scratch.path());
     let ending = tokio::select! {
         ending = story => ending?,
-        () = interrupted() => return Err(Trouble::Failed("demo: interrupted".to_owned())),
+        () = super::interrupted() => return Err(Trouble::Failed("demo: interrupted".to_owned())),
     };
     if args.keep {
         out::note(&format!("kept {}", scratch.path().display()));
@@ -69,12 +69,11 @@ async fn tell(dir: &Path) -> Result<Ending, Trouble> {
     let url = format!("sqlite://{}", dir.join("demo.db").display());
     let client = Client::open(&url).await?;
     let mut stage = Stage::new(client.clone(), queue.clone(), url, WORKERS, SLOTS, TERM);
-    let mut jobs = enqueue(&client, FIRST).await?;
+    stage.enqueue(FIRST).await?;
 
     stage.view.headline(&format!(
-        "{} jobs wait in a SQLite file; {WORKERS} worker processes start, {SLOTS} slots each, \
+        "{FIRST} jobs wait in a SQLite file; {WORKERS} worker processes start, {SLOTS} slots each, \
          leases of {}",
-        jobs.len(),
         out::short(TERM),
     ));
     stage.start()?;
@@ -93,13 +92,14 @@ async fn tell(dir: &Path) -> Result<Ending, Trouble> {
     let after_kill = taken_over(&mut stage, &client, &gone).await?;
     stage.watch_for(Duration::from_millis(600)).await?;
 
-    jobs.extend(enqueue(&client, SECOND).await?);
+    stage.enqueue(SECOND).await?;
     let gone = stage.freeze(FROZEN).await?;
     stage.view.headline(&format!(
         "{SECOND} more jobs; worker {FROZEN} is frozen with SIGSTOP in mid-job while it holds {} \
          leases",
         gone.leases.len()
     ));
+    stage.more_to_do = false;
     let after_freeze = taken_over(&mut stage, &client, &gone).await?;
     stage.watch_for(Duration::from_millis(600)).await?;
 
@@ -123,6 +123,7 @@ async fn tell(dir: &Path) -> Result<Ending, Trouble> {
 
     let ledger = stage.look().await?.ledger;
     let completed = completed(&client, &queue).await?;
+    let jobs = &stage.jobs;
     let lost = jobs.iter().filter(|job| !completed.contains(job)).count();
     Ok(Ending {
         jobs: jobs.len(),
@@ -131,25 +132,6 @@ async fn tell(dir: &Path) -> Result<Ending, Trouble> {
         after_kill,
         after_freeze,
     })
-}
-
-async fn enqueue(client: &Client, jobs: u64) -> Result<Vec<JobId>, Trouble> {
-    // A few hundred milliseconds each, and not all the same.
-    let job = |n: u64| {
-        NewJob::of(&Errand {
-            millis: 300 + 70 * (n % 5),
-        })
-    };
-    let jobs: Result<Vec<_>, _> = (0..jobs).map(job).collect();
-    // Kept once completed, so that each can be looked for.
-    let jobs = jobs?
-        .into_iter()
-        .map(|job| job.retention(Duration::from_secs(3600)));
-    let enqueued = client.enqueue_all(jobs.collect()).await?;
-    Ok(enqueued
-        .into_iter()
-        .map(crate::store::Enqueued::id)
-        .collect())
 }
 
 /// Waits until every job of a worker that is gone runs elsewhere. Returns how long the last took.
@@ -289,16 +271,5 @@ impl Ending {
         }
         let broken: Vec<_> = broken.iter().map(|(_, what)| *what).collect();
         Err(Trouble::Failed(format!("demo: {}", broken.join("; "))))
-    }
-}
-
-async fn interrupted() {
-    use tokio::signal::unix::{SignalKind, signal};
-    match signal(SignalKind::terminate()) {
-        Ok(mut terminate) => tokio::select! {
-            _ = terminate.recv() => {}
-            _ = tokio::signal::ctrl_c() => {}
-        },
-        Err(_) => std::future::pending().await,
     }
 }

@@ -12,17 +12,19 @@ use tokio::sync::mpsc;
 
 use super::Trouble;
 use super::demo_view::{View, short_id};
-use super::demo_worker::News;
+use super::demo_worker::{Errand, News};
 use crate::client::Client;
 use crate::clock::{Clock as _, SystemClock, Timestamp, monotonic};
 use crate::inspect::{self, Counts, LeaseFilter, LeaseView, Ledger, Page};
-use crate::job::{JobId, QueueName, limits};
+use crate::job::{JobId, NewJob, QueueName, limits};
+use crate::store::Enqueued;
 
 /// How often the store is looked at.
 const TICK: Duration = Duration::from_millis(50);
 
 /// How long one step of the story may take before the demo gives up on it.
-const STEP_LIMIT: Duration = Duration::from_secs(8);
+/// None takes three seconds on a machine that has nothing else to do.
+const STEP_LIMIT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum WorkerState {
@@ -63,6 +65,11 @@ pub(super) struct Stage {
     states: Vec<WorkerState>,
     news: mpsc::UnboundedReceiver<(usize, News)>,
     post: mpsc::UnboundedSender<(usize, News)>,
+    /// All that were enqueued.
+    pub(super) jobs: Vec<JobId>,
+    /// Whether more jobs come when none is left in line: whom a story is told about must be at work,
+    /// however slowly a busy machine gets to that point.
+    pub(super) more_to_do: bool,
     pub(super) view: View,
     pub(super) heard: Heard,
 }
@@ -136,6 +143,8 @@ impl Stage {
             states: vec![WorkerState::Working; workers],
             news,
             post,
+            jobs: Vec::new(),
+            more_to_do: true,
             view: View::new(workers),
             heard: Heard::default(),
         }
@@ -177,6 +186,19 @@ impl Stage {
         Ok(())
     }
 
+    pub(super) async fn enqueue(&mut self, jobs: u64) -> Result<(), Trouble> {
+        // A few hundred milliseconds each, and not all the same.
+        let job = |n: u64| {
+            let millis = 300 + 70 * (n % 5);
+            // Kept once completed, so that each can be looked for.
+            NewJob::of(&Errand { millis }).map(|job| job.retention(Duration::from_secs(3600)))
+        };
+        let jobs: Result<Vec<_>, _> = (0..jobs).map(job).collect();
+        let enqueued = self.client.enqueue_all(jobs?).await?;
+        self.jobs.extend(enqueued.into_iter().map(Enqueued::id));
+        Ok(())
+    }
+
     pub(super) async fn look(&self) -> Result<Snapshot, Trouble> {
         let store = &**self.client.store();
         let page = Page::first(limits::PAGE_ROWS);
@@ -205,6 +227,10 @@ impl Stage {
             self.view.draw(&seen, &self.states, self.term);
             if done(&seen, &self.heard) {
                 return Ok(seen);
+            }
+            if self.more_to_do && seen.counts.ready == 0 {
+                let slots = self.slots * self.states.len();
+                self.enqueue(slots as u64).await?;
             }
             if monotonic() > until {
                 return Err(Trouble::Failed(format!(

@@ -105,6 +105,8 @@ pub(super) struct Listing {
     output: Output,
     name: &'static str,
     header: &'static [&'static str],
+    /// What people are told if there is none.
+    none: String,
     cells: Vec<Vec<String>>,
     objects: Vec<Value>,
 }
@@ -115,9 +117,16 @@ impl Listing {
             output,
             name,
             header,
+            none: format!("no {name}"),
             cells: Vec::new(),
             objects: Vec::new(),
         }
+    }
+
+    /// What people are told if there is none, where it is not what programs call it.
+    pub(super) fn or_else(mut self, none: &str) -> Self {
+        none.clone_into(&mut self.none);
+        self
     }
 
     /// Adds a row: for programs, and for people.
@@ -140,7 +149,7 @@ impl Listing {
     /// Prints what is not printed yet.
     pub(super) fn end(self, more: bool) -> Done {
         match self.output {
-            Output::Table if self.cells.is_empty() => out::data(&format!("no {}", self.name))?,
+            Output::Table if self.cells.is_empty() => out::data(&self.none)?,
             Output::Table => out::data(&out::table(self.header, &self.cells))?,
             Output::Json => {
                 let document = json!({ self.name: self.objects, "more": more });

@@ -73,11 +73,8 @@ pub(super) async fn run(args: &Args, url: &str) -> Done {
     let ready = |address: SocketAddr| {
         out::note(&format!("dashboard at http://{address}/{prefix}"));
     };
-    let until = async {
-        let _ = tokio::signal::ctrl_c().await;
-    };
     dashboard
-        .serve(args.listen, &args.prefix, ready, until)
+        .serve(args.listen, &args.prefix, ready, super::interrupted())
         .await?;
     Ok(())
 }

@@ -11,7 +11,7 @@ use ratatui::widgets::{Cell, Row, Table};
 use tokio::time::Instant;
 
 use super::{out, stats};
-use crate::inspect::{LeaseView, Ledger, QueueView};
+use crate::inspect::{LATE, LeaseView, Ledger, QueueView, SILENT};
 
 /// What the store said, and when it was asked.
 pub(super) struct Snapshot {
@@ -261,11 +261,11 @@ fn time_left(left: Duration) -> String {
     }
 }
 
-/// Renewed at a third of the term, a lease that is well never has less than two thirds left.
+/// The same as on the dashboard.
 fn urgency(left: Duration, term: Duration) -> Style {
     match left.as_secs_f64() / term.as_secs_f64().max(1e-6) {
-        share if share < 0.34 => Style::new().red().bold(),
-        share if share < 0.62 => Style::new().yellow(),
+        share if share < SILENT => Style::new().red().bold(),
+        share if share < LATE => Style::new().yellow(),
         _ => Style::new().green(),
     }
 }

@@ -32,7 +32,7 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
         let more = record.tokens.len().saturating_sub(tokens.len());
         put!(
             live,
-            r#"<tr><td>{}</td><td><b>{}</b></td><td>{}</td><td class="why">{}</td><td class="num">{}</td><td class="mono">{}{}</td></tr>"#,
+            r#"<tr><td data-label="When">{}</td><td data-label="Who"><b>{}</b></td><td class="wide" data-label="What">{}</td><td class="why wide" data-label="Why">{}</td><td class="num" data-label="Changed">{}</td><td class="mono" data-label="Tokens of ended leases">{}{}</td></tr>"#,
             ago(record.at, now()),
             record.actor,
             record.command,

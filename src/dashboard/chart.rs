@@ -2,13 +2,16 @@
 
 use super::html::{Html, html, put};
 use super::watch::{Point, Stretch};
-use super::words::{count, grouped, rate};
+use super::words::{count, grouped};
 
-const WIDTH: f64 = 720.0;
-const HEIGHT: f64 = 180.0;
+/// About the pixels that a chart has on a desk, so that the figures of its axes are as large as text.
+const WIDTH: f64 = 480.0;
+const HEIGHT: f64 = 170.0;
 /// Room for the figures of the axis.
-const LEFT: f64 = 44.0;
-const BOTTOM: f64 = 22.0;
+const LEFT: f64 = 46.0;
+const BOTTOM: f64 = 24.0;
+/// Expiries are rare, and what the chart is looked at for.
+const RARE: f64 = 4.0;
 
 /// A bar split by shares; the words say the same.
 pub(super) fn split(parts: &[(&str, u64)], words: &str) -> Html {
@@ -19,40 +22,75 @@ pub(super) fn split(parts: &[(&str, u64)], words: &str) -> Html {
     );
     put!(html, r#"<rect class="f-none" width="1000" height="10"/>"#);
     let mut x = 0.0;
-    for (class, count) in parts.iter().filter(|(_, count)| *count > 0) {
-        // What happened at all can be seen.
-        let width = (1_000.0 * *count as f64 / sum as f64).max(3.0);
-        put!(
-            html,
-            r#"<rect class="f-{}" x="{}" width="{}" height="10"/>"#,
-            *class,
-            round(x),
-            round(width)
-        );
+    for ((class, _), width) in parts.iter().zip(widths(parts, sum)) {
+        if width > 0.0 {
+            put!(
+                html,
+                r#"<rect class="f-{}" x="{}" width="{}" height="10"/>"#,
+                *class,
+                round(x),
+                round(width)
+            );
+        }
         x += width;
     }
     put!(html, "</svg>");
     html
 }
 
+/// Of a bar of 1,000, how much each part has. What happened at all can be seen, on a phone too: the
+/// largest part makes room for it.
+fn widths(parts: &[(&str, u64)], sum: u64) -> Vec<f64> {
+    const LEAST: f64 = 10.0;
+    let width = |count: u64| match count {
+        0 => 0.0,
+        count => (1_000.0 * count as f64 / sum as f64).max(LEAST),
+    };
+    let mut widths: Vec<f64> = parts.iter().map(|(_, count)| width(*count)).collect();
+    let excess = widths.iter().sum::<f64>() - 1_000.0;
+    if let Some(largest) = widths.iter_mut().max_by(|a, b| a.total_cmp(b)) {
+        *largest -= excess.max(0.0);
+    }
+    widths
+}
+
 fn round(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
 
-/// A round number that is not less, for the top of an axis.
+/// A round number that is not less, for the top of an axis; so is its half, and from 10 on a whole one.
 fn top(most: f64) -> f64 {
     if most <= 0.0 {
         return 1.0;
     }
     let magnitude = 10_f64.powf(most.log10().floor());
-    let steps = [1.0, 2.0, 2.5, 5.0, 10.0];
+    let steps = [1.0, 1.2, 1.6, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0];
     let step = steps
         .into_iter()
         .find(|step| step * magnitude >= most * 0.999);
     step.unwrap_or(10.0) * magnitude
 }
 
-fn frame(html: &mut Html, most: f64, from: &str, label: impl Fn(f64) -> String) {
+/// The same for things that are counted: its half is a whole number.
+fn whole_top(most: u64) -> f64 {
+    match most {
+        0..=2 => 2.0,
+        3..=9 => most.next_multiple_of(2) as f64,
+        _ => top(most as f64),
+    }
+}
+
+/// A figure of an axis that ends at `most`: no digits that say nothing.
+fn figure(value: f64, most: f64) -> String {
+    if most >= 10.0 {
+        return grouped(value.round() as u64);
+    }
+    let digits = if most < 1.0 { 2 } else { 1 };
+    let text = format!("{value:.digits$}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+fn frame(html: &mut Html, most: f64, from: &str) {
     for share in [0.0, 0.5, 1.0] {
         let y = round((HEIGHT - BOTTOM) * (1.0 - share) + 8.0 * share);
         put!(
@@ -64,7 +102,7 @@ fn frame(html: &mut Html, most: f64, from: &str, label: impl Fn(f64) -> String) 
             y,
             LEFT - 8.0,
             y + 4.0,
-            label(most * share)
+            figure(most * share, most)
         );
     }
     put!(
@@ -81,7 +119,7 @@ fn frame(html: &mut Html, most: f64, from: &str, label: impl Fn(f64) -> String) 
 /// Ended leases per column of time: released, revoked and expired on top of each other.
 pub(super) fn ends(columns: &[Stretch], from: &str) -> Html {
     let sum = |column: &Stretch| column.released + column.revoked + column.expired;
-    let most = top(columns.iter().map(sum).max().unwrap_or_default() as f64);
+    let most = whole_top(columns.iter().map(sum).max().unwrap_or_default());
     let total = columns.iter().fold((0, 0), |(released, expired), column| {
         (released + column.released, expired + column.expired)
     });
@@ -91,7 +129,7 @@ pub(super) fn ends(columns: &[Stretch], from: &str) -> Html {
         grouped(total.1)
     );
     let mut html = open(&words);
-    frame(&mut html, most, from, |value| grouped(value.round() as u64));
+    frame(&mut html, most, from);
     let room = HEIGHT - BOTTOM - 8.0;
     let width = (WIDTH - LEFT) / columns.len() as f64;
     for (at, column) in columns.iter().enumerate() {
@@ -104,15 +142,15 @@ pub(super) fn ends(columns: &[Stretch], from: &str) -> Html {
             grouped(column.expired),
             grouped(column.revoked)
         );
-        for (class, count) in [
-            ("released", column.released),
-            ("revoked", column.revoked),
-            ("expired", column.expired),
+        for (class, count, least) in [
+            ("released", column.released, 1.5),
+            ("revoked", column.revoked, RARE),
+            ("expired", column.expired, RARE),
         ] {
             if count == 0 {
                 continue;
             }
-            let height = (room * count as f64 / most).max(1.5);
+            let height = (room * count as f64 / most).max(least);
             y -= height;
             put!(
                 html,
@@ -145,7 +183,7 @@ pub(super) fn flow(columns: &[Stretch], from: &str) -> Html {
     let done: Vec<f64> = columns.iter().map(|c| c.rate(c.completed)).collect();
     let most = top(stored.iter().chain(&done).copied().fold(0.0, f64::max));
     let mut html = open("jobs stored and completed per second");
-    frame(&mut html, most, from, rate);
+    frame(&mut html, most, from);
     let known = columns
         .iter()
         .position(|column| column.seconds > 0.0)
@@ -261,21 +299,28 @@ mod tests {
     fn an_axis_ends_at_a_round_number() {
         for (most, expected) in [
             (0.0, 1.0),
-            (0.7, 1.0),
-            (3.0, 5.0),
+            (0.7, 0.8),
+            (3.0, 3.0),
             (10.0, 10.0),
-            (130.0, 200.0),
-            (2_300.0, 2_500.0),
+            (61.0, 80.0),
+            (130.0, 160.0),
+            (2_300.0, 3_000.0),
         ] {
             assert!((top(most) - expected).abs() < 1e-9, "{most} {}", top(most));
         }
+        for (most, expected) in [(0, 2.0), (3, 4.0), (9, 10.0), (10, 10.0), (61, 80.0)] {
+            assert!((whole_top(most) - expected).abs() < 1e-9, "{most}");
+        }
+        let figures = [(50.0, 100.0), (1.5, 3.0), (0.0, 3.0), (0.25, 0.5)];
+        let figures = figures.map(|(value, most)| figure(value, most));
+        assert_eq!(figures, ["50", "1.5", "0", "0.25"]);
     }
 
     #[test]
     fn what_happened_can_be_seen() {
         let bar = split(&[("released", 1_000_000), ("expired", 1)], "words").into_string();
         assert!(
-            bar.contains("f-expired") && bar.contains(r#"width="3""#),
+            bar.contains(r#"<rect class="f-expired" x="990" width="10""#),
             "{bar}"
         );
         assert!(

@@ -138,7 +138,7 @@ pub(super) async fn show(asked: &Asked) -> std::result::Result<Shown, Trouble> {
         };
         put!(
             live,
-            r#"<tr data-key="{}/{}/{}"><td class="num big">{}</td><td><b>{}</b></td><td class="why">{}<br><small>such as {}</small></td>"#,
+            r#"<tr data-key="{}/{}/{}"><td class="num big" data-label="Jobs">{}</td><td data-label="Kind"><b>{}</b></td><td class="why wide" data-label="Error, without its numbers">{}<br><small>such as {}</small></td>"#,
             group.queue,
             group.kind,
             group.error,
@@ -149,7 +149,7 @@ pub(super) async fn show(asked: &Asked) -> std::result::Result<Shown, Trouble> {
         );
         put!(
             live,
-            r#"<td><a href="{}">{}</a></td><td>{}</td><td>{}</td><td class="acts">{}{}</td></tr>"#,
+            r#"<td data-label="Queue"><a href="{}">{}</a></td><td data-label="First">{}</td><td data-label="Last">{}</td><td class="acts">{}{}</td></tr>"#,
             asked.to(&format!(
                 "/jobs?queue={}&state=dead",
                 query(group.queue.as_str())

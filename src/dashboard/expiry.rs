@@ -83,7 +83,7 @@ async fn study(app: &App) -> Result<Study> {
     {
         let share = share(&lease);
         study.live += 1;
-        study.late += u64::from(share < 0.5);
+        study.late += u64::from(share < inspect::LATE);
         study.margins[((share * 10.0) as usize).min(9)] += 1;
         study.attempt(lease.attempt);
         let holds = study.holds.entry(lease.queue).or_default();
@@ -140,9 +140,9 @@ pub(super) async fn show(asked: &Asked) -> std::result::Result<Shown, Trouble> {
         live,
         r#"<div class="cols"><div>{}{}</div><div>{}{}</div></div>{}"#,
         causes(&seen.ledger),
-        attempts(&study),
-        margins(&study),
         at_release(&study),
+        margins(&study),
+        attempts(&study),
         holds(&study)
     );
     Ok(Shown::new("Expiry analysis", Html::new(), live))
@@ -310,11 +310,16 @@ fn attempts(study: &Study) -> Html {
 #[cfg(feature = "prometheus")]
 fn released(study: &Study) -> Vec<(String, u64)> {
     let measured = study.measured.iter().flat_map(|measured| &measured.margin);
-    let mut before = 0;
+    let (mut before, mut from) = (0, 0.0);
     let bar = measured.map(|(edge, below)| {
         let within = below.saturating_sub(before);
-        before = *below;
-        (format!("≤ {:.0} %", edge * 100.0), within)
+        let label = if *edge > 0.0 {
+            format!("{:.0}–{:.0} %", from * 100.0, edge * 100.0)
+        } else {
+            "late".to_owned()
+        };
+        (before, from) = (*below, edge.max(0.0));
+        (label, within)
     });
     bar.collect()
 }
@@ -354,7 +359,7 @@ fn holds(study: &Study) -> Html {
     {
         put!(
             html,
-            r#"<tr data-key="{}"><th scope="row">{}</th><td class="num">{}</td><td class="num">{}</td><td class="num">{}</td><td class="num">{}</td><td class="num">{}</td><td class="num">{}</td><td class="num">{}</td></tr>"#,
+            r#"<tr data-key="{}"><th scope="row">{}</th><td class="num" data-label="Term">{}</td><td class="num" data-label="Held p50">{}</td><td class="num" data-label="p95">{}</td><td class="num" data-label="p99">{}</td><td class="num" data-label="Longest">{}</td><td class="num" data-label="Leases">{}</td><td class="num" data-label="Expired">{}</td></tr>"#,
             queue,
             queue,
             holds.term.map_or("–".to_owned(), short),

@@ -172,7 +172,7 @@ fn leases(view: &JobView) -> Html {
         let (class, words) = end_words(ended.end);
         put!(
             html,
-            r#"<tr data-key="{}"><td>{}</td><td><span class="chip s-{}">{}</span> <span class="why">{}</span></td><td>{}<br><small>{}</small></td>"#,
+            r#"<tr data-key="{}"><td data-label="Ended">{}</td><td class="wide" data-label="How and why"><span class="chip s-{}">{}</span> <span class="why">{}</span></td><td class="what" data-label="Owner and task">{}<br><small>{}</small></td>"#,
             ended.token,
             ago(ended.ended_at, now()),
             class,
@@ -183,7 +183,7 @@ fn leases(view: &JobView) -> Html {
         );
         put!(
             html,
-            r#"<td class="num mono">{}</td><td>{}</td><td class="num">{}</td><td class="num">{}</td><td>{}</td></tr>"#,
+            r#"<td class="num mono" data-label="Token">{}</td><td data-label="Granted">{}</td><td class="num" data-label="Held">{}</td><td class="num" data-label="Renewals">{}</td><td data-label="Progress">{}</td></tr>"#,
             ended.token,
             moment(ended.granted_at),
             short(held(ended)),
@@ -229,7 +229,12 @@ fn timeline(view: &JobView, now: Timestamp) -> Html {
             span.round()
         );
     }
-    put!(html, "</svg>");
+    put!(
+        html,
+        r#"</svg><p class="ends"><span>{}</span><span>{} later</span></p>"#,
+        moment(start),
+        short(end.since(start))
+    );
     html
 }
 

@@ -51,7 +51,7 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
         put!(
             live,
             r#"<div class="scroll"><table class="rows"><thead><tr><th scope="col">Job</th><th scope="col">Kind</th><th scope="col">{}</th><th scope="col" class="num">Attempt</th><th scope="col" class="num">Failures</th><th scope="col" class="num">Expiries</th><th scope="col" class="num">Priority</th><th scope="col">Last words</th></tr></thead><tbody>"#,
-            if state.is_settled() { "Settled" } else { "Due" }
+            when_label(state)
         );
         for job in &jobs.rows {
             put!(live, "{}", row(asked, job));
@@ -66,11 +66,16 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
     Ok(Shown::new(&format!("Jobs in {queue}"), Html::new(), live))
 }
 
+/// What the time of a job in this state is.
+fn when_label(state: JobState) -> &'static str {
+    if state.is_settled() { "Settled" } else { "Due" }
+}
+
 fn row(asked: &Asked, view: &JobView) -> Html {
     let job = &view.job;
     let when = view.settled_at.unwrap_or(job.run_at);
     let mut html = html!(
-        r#"<tr data-key="{}"><td>{}</td><td><b>{}</b>"#,
+        r#"<tr data-key="{}"><td data-label="Job">{}</td><td data-label="Kind"><b>{}</b>"#,
         job.id,
         asked.job(job.id),
         job.kind
@@ -86,7 +91,8 @@ fn row(asked: &Asked, view: &JobView) -> Html {
     }
     put!(
         html,
-        r#"</td><td>{}</td><td class="num">{}</td><td class="num">{}</td><td class="num">{}</td><td class="num">{}</td><td class="why">{}</td></tr>"#,
+        r#"</td><td data-label="{}">{}</td><td class="num" data-label="Attempt">{}</td><td class="num" data-label="Failures">{}</td><td class="num" data-label="Expiries">{}</td><td class="num" data-label="Priority">{}</td><td class="why wide" data-label="Last words">{}</td></tr>"#,
+        when_label(view.state),
         ago(when, now()),
         job.attempt(),
         job.failures,

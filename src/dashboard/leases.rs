@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::html::{Html, html, put};
 use super::page::{Asked, Shown, Trouble, given, parsed};
 use super::words::{ago, count, grouped, now, percent};
-use crate::inspect::{self, LeaseFilter, LeaseView, Page};
+use crate::inspect::{self, LATE, LeaseFilter, LeaseView, Page, SILENT};
 use crate::job::QueueName;
 use crate::lease::Progress;
 
@@ -26,8 +26,8 @@ pub(super) enum Row {
 impl Row {
     pub(super) fn of(lease: &LeaseView) -> Self {
         match share(lease) {
-            s if s < 1.0 / 6.0 => Self::Silent,
-            s if s < 0.5 => Self::Late,
+            s if s < SILENT => Self::Silent,
+            s if s < LATE => Self::Late,
             _ => Self::Well,
         }
     }
@@ -151,7 +151,7 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
 fn row(asked: &Asked, lease: &LeaseView) -> Html {
     let job = lease.job.to_string();
     let mut html = html!(
-        r#"<tr data-key="{}" class="{}"><td>{}</td><td class="num" data-margin>{}</td>"#,
+        r#"<tr data-key="{}" class="{}"><td data-label="Time left">{}</td><td class="num" data-label="Margin" data-margin>{}</td>"#,
         lease.token,
         Row::of(lease).class(),
         countdown(lease),
@@ -159,7 +159,7 @@ fn row(asked: &Asked, lease: &LeaseView) -> Html {
     );
     put!(
         html,
-        r#"<td><b>{}</b><br><small>{}</small> {}</td><td>{}<br><small>{}</small></td>"#,
+        r#"<td class="what" data-label="Job"><b>{}</b><br><small>{}</small> {}</td><td class="what" data-label="Owner and task">{}<br><small>{}</small></td>"#,
         lease.kind,
         lease.queue,
         asked.job(lease.job),
@@ -168,7 +168,7 @@ fn row(asked: &Asked, lease: &LeaseView) -> Html {
     );
     put!(
         html,
-        r#"<td class="num mono">{}</td><td class="num">{}</td><td>{}<br><small>{}</small></td><td>{}</td><td class="acts">"#,
+        r#"<td class="num mono" data-label="Token">{}</td><td class="num" data-label="Attempt">{}</td><td class="what" data-label="Granted">{}<br><small>{}</small></td><td data-label="Progress">{}</td><td class="acts">"#,
         lease.token,
         lease.attempt,
         ago(lease.granted_at, now()),

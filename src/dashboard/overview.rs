@@ -26,7 +26,7 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
     )
     .await?;
     let mut live = Html::new();
-    put!(live, "{}", hero(&seen.ledger));
+    put!(live, "{}", hero(asked, &seen.ledger));
     put!(live, "{}", tiles(asked, &seen));
     put!(live, "{}", charts(asked));
     put!(live, r#"<div class="cols">"#);
@@ -71,7 +71,7 @@ fn fact(name: &str, number: u64) -> Html {
     )
 }
 
-fn hero(ledger: &Ledger) -> Html {
+fn hero(asked: &Asked, ledger: &Ledger) -> Html {
     let (released, expired, revoked) = (ledger.released(), ledger.expired(), ledger.revoked);
     let ended = released + expired + revoked;
     let mut html = html!(r#"<section class="hero" aria-label="Released against expired">"#);
@@ -92,7 +92,7 @@ fn hero(ledger: &Ledger) -> Html {
         html,
         r#"<div><p class="lead">of {} were released by their holders.</p><p>{}</p>{}<ul class="legend"><li class="k-released">Released {}</li><li class="k-expired">Expired {}</li><li class="k-revoked">Revoked {}</li></ul></div></section>"#,
         count(ended, "ended lease"),
-        verdict(expired, ended),
+        verdict(asked, expired, ended),
         chart::split(
             &[
                 ("released", released),
@@ -108,26 +108,29 @@ fn hero(ledger: &Ledger) -> Html {
     html
 }
 
-fn verdict(expired: u64, ended: u64) -> &'static str {
-    match expired as f64 / ended as f64 {
-        0.0 => "Not one expired: every holder lived to say how it went.",
+fn verdict(asked: &Asked, expired: u64, ended: u64) -> Html {
+    let words = match expired as f64 / ended as f64 {
+        0.0 => return html!("Not one expired: every holder lived to say how it went."),
         s if s < 0.001 => "A few expired, as they do when a process is killed.",
-        s if s < 0.01 => "Some expired. Worth a look at the expiry analysis.",
+        s if s < 0.01 => "Some expired.",
         _ => "Many expired: workers die, freeze, or work longer than they may.",
-    }
+    };
+    html!(r#"{} <a href="{}">See why</a>"#, words, asked.to("/expiry"))
 }
 
 fn tiles(asked: &Asked, seen: &Snapshot) -> Html {
     let minute = asked.app.watch.recent(Duration::from_secs(60));
     let counts = &seen.counts;
     let mut html = html!(r#"<ul class="tiles">"#);
-    let mut tile = |name: &str, class: &str, value: &Html, about: &str| {
+    let mut tile = |name: &str, class: &str, path: &str, value: &Html, about: &str| {
         put!(
             html,
-            r#"<li class="tile {}"><h3>{}</h3><p>{}</p><small>{}</small></li>"#,
+            r#"<li class="tile {}"><a href="{}"><h3>{}</h3><p>{}</p><small title="{}">{}</small></a></li>"#,
             class,
+            asked.to(path),
             name,
             *value,
+            about,
             about
         );
     };
@@ -135,31 +138,43 @@ fn tiles(asked: &Asked, seen: &Snapshot) -> Html {
         0 => "waiting for a claim".to_owned(),
         parked => format!("{} behind their key", grouped(parked)),
     };
-    tile("Ready", "s-ready", &fact("ready", counts.ready), &parked);
+    let ready = fact("ready", counts.ready);
+    tile("Ready", "s-ready", "/queues", &ready, &parked);
     tile(
         "Leased",
         "s-leased",
+        "/leases",
         &fact("leased", counts.leased),
         "held by workers",
     );
     tile(
         "Scheduled",
         "s-scheduled",
+        "/queues",
         &fact("scheduled", counts.scheduled),
-        "wait for their time",
+        "due later",
     );
     let dead = if counts.dead == 0 {
         "none given up"
     } else {
-        "need somebody"
+        "given up: decide"
     };
-    tile("Dead", "s-dead", &fact("dead", counts.dead), dead);
-    let oldest = seen.oldest_ready();
-    let shown = html!("{}", oldest.map_or("–".to_owned(), short));
-    tile("Oldest ready", "", &shown, "next in line since");
+    let number = fact("dead", counts.dead);
+    tile("Dead", "s-dead", "/dead", &number, dead);
+    let oldest = seen.longest_in_line();
+    let shown = html!(
+        "{}",
+        oldest.map_or("–".to_owned(), |(waits, _)| short(waits))
+    );
+    let whose = match oldest {
+        None => "nothing is in line".to_owned(),
+        Some((_, view)) if view.paused => format!("in {}, paused", view.queue),
+        Some((_, view)) => format!("in {}", view.queue),
+    };
+    tile("Oldest ready", "", "/queues", &shown, &whose);
     let done = html!("{}<i>/s</i>", rate(minute.rate(minute.completed)));
     let stored = format!("{}/s stored", rate(minute.rate(minute.enqueued)));
-    tile("Completed", "", &done, &stored);
+    tile("Completed", "", "/queues", &done, &stored);
     put!(html, "</ul>");
     html
 }

@@ -213,9 +213,12 @@ impl Asked {
         )
     }
 
-    /// Links to the first and the next page.
+    /// Links to the first and the next page, if there is more than one.
     pub(super) fn pager(&self, next: Option<&String>, shown: usize, of: Option<u64>) -> Html {
         let mut html = Html::new();
+        if next.is_none() && given(self.params.after.as_ref()).is_none() {
+            return html;
+        }
         let (path, rest) = self.here.split_once('?').unwrap_or((&self.here, ""));
         let kept: Vec<&str> = rest
             .split('&')

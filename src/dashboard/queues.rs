@@ -37,8 +37,14 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
     let next = shown.last().filter(|_| rest.next().is_some());
     let next = next.map(|view| view.queue.to_string());
     let mut live = html!(
-        r#"<div class="scroll"><table class="rows"><caption>{}</caption><thead><tr><th scope="col">Queue</th><th scope="col">Jobs by state</th><th scope="col">Ended, last 5 min</th><th scope="col" class="num">Completed</th><th scope="col" class="num"><abbr title="Utilisation: arrival rate × hold time ÷ slots">ρ</abbr></th><th scope="col" class="num">Wait</th><th scope="col" class="num">Oldest ready</th><th scope="col" class="num">Expired</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>"#,
-        count(seen.queues.len() as u64, "queue")
+        r#"<div class="scroll"><table class="rows"><caption>{}</caption><thead><tr><th scope="col">Queue</th><th scope="col">Jobs by state</th><th scope="col">Ended, last 5 min</th><th scope="col" class="num">Completed</th><th scope="col" class="num"><abbr title="{}">{}</abbr></th><th scope="col" class="num">Wait</th><th scope="col" class="num">Oldest ready</th><th scope="col" class="num">Expired</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>"#,
+        count(seen.queues.len() as u64, "queue"),
+        if measured.is_empty() {
+            "Slots kept busy: arrival rate × hold time"
+        } else {
+            "Utilisation: arrival rate × hold time ÷ slots"
+        },
+        load_label(&measured)
     );
     for view in &shown {
         put!(live, "{}", row(asked, view, &measured, &parked));
@@ -49,11 +55,22 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
         "</tbody></table></div>{}",
         asked.pager(next.as_ref(), shown.len(), all)
     );
+    let load = if measured.is_empty() {
+        "Busy is how many slots a queue keeps busy: arrival rate × hold time, over the last 5 minutes. How many slots there are, only workers know: Busy ÷ slots is ρ, which a worker’s own dashboard shows, and its /metrics as leasehold_utilization_ratio."
+    } else {
+        "ρ = arrival rate × hold time ÷ slots, as measured by the workers of this process. Where only others work, it says how many slots are busy; that ÷ their slots is ρ."
+    };
     put!(
         live,
-        r#"<p class="note">ρ = arrival rate × hold time ÷ slots, as measured by workers of this process. The slots of others are not known here: <b>busy</b> is the part above the line, and divided by their slots it is ρ. Near 1 the wait grows without bound: add slots, or make jobs shorter. Wait is by Little’s law: jobs in line ÷ leases granted per second.</p>"#
+        r#"<p class="note">{} As ρ comes near 1, the wait grows without bound: add slots, or make jobs shorter. Wait is by Little’s law: jobs in line ÷ leases granted per second.</p>"#,
+        load
     );
     Ok(Shown::new("Queues", Html::new(), live))
+}
+
+/// What can be said of how busy slots are: their share, where workers of this process have measured it.
+fn load_label(measured: &HashMap<String, f64>) -> &'static str {
+    if measured.is_empty() { "Busy" } else { "ρ" }
 }
 
 /// The utilisation that workers of this process have measured.
@@ -110,18 +127,19 @@ fn row(asked: &Asked, view: &QueueView, measured: &HashMap<String, f64>, parked:
     }
     put!(
         html,
-        "</th>{}<td>{}</td>",
+        r#"</th>{}<td data-label="Ended, last 5 min">{}</td>"#,
         depth(asked, view, parked),
         chart::spark(&points)
     );
     put!(
         html,
-        r#"<td class="num">{}<small>/s</small></td>"#,
+        r#"<td class="num" data-label="Completed">{}<small>/s</small></td>"#,
         rate(recent.rate(recent.completed))
     );
     put!(
         html,
-        r#"<td class="num">{}</td>"#,
+        r#"<td class="num" data-label="{}">{}</td>"#,
+        load_label(measured),
         utilization(view, &points, measured)
     );
     let granted = recent.rate(recent.granted);
@@ -137,7 +155,7 @@ fn row(asked: &Asked, view: &QueueView, measured: &HashMap<String, f64>, parked:
     let oldest = view.oldest_ready.map_or("–".to_owned(), short);
     put!(
         html,
-        r#"<td class="num">{}</td><td class="num">{}</td>"#,
+        r#"<td class="num" data-label="Wait">{}</td><td class="num" data-label="Oldest ready">{}</td>"#,
         wait,
         oldest
     );
@@ -154,7 +172,7 @@ fn row(asked: &Asked, view: &QueueView, measured: &HashMap<String, f64>, parked:
     };
     put!(
         html,
-        r#"<td class="num"><span class="{}" title="{} of {}">{}</span></td><td class="acts">"#,
+        r#"<td class="num" data-label="Expired"><span class="{}" title="{} of {}">{}</span></td><td class="acts">"#,
         class,
         grouped(ledger.expired()),
         count(ended, "ended lease"),
@@ -183,7 +201,7 @@ fn depth(asked: &Asked, view: &QueueView, parked: &Parked) -> Html {
         ("dead", counts.dead),
     ];
     let mut html = html!(
-        r#"<td class="depth">{}<ul class="states">"#,
+        r#"<td class="depth wide">{}<ul class="states">"#,
         chart::split(&parts, &words)
     );
     for state in JobState::ALL {
@@ -237,5 +255,8 @@ fn utilization(view: &QueueView, points: &[Point], measured: &HashMap<String, f6
         return html!(r#"<span class="faint">–</span>"#);
     }
     let mean = sum as f64 / points.len() as f64;
+    if measured.is_empty() {
+        return html!("{}", format!("{mean:.1}"));
+    }
     html!("{} <small>busy</small>", format!("{mean:.1}"))
 }

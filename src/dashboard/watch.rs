@@ -53,12 +53,11 @@ impl Snapshot {
         }
     }
 
-    /// How long the longest due job has waited.
-    pub(super) fn oldest_ready(&self) -> Option<Duration> {
-        self.queues
-            .iter()
-            .filter_map(|view| view.oldest_ready)
-            .max()
+    /// How long the longest due job has waited, and in which queue.
+    pub(super) fn longest_in_line(&self) -> Option<(Duration, &QueueView)> {
+        let waits = self.queues.iter();
+        let waits = waits.filter_map(|view| Some((view.oldest_ready?, view)));
+        waits.max_by_key(|(wait, _)| *wait)
     }
 }
 

@@ -100,8 +100,13 @@ pub(super) async fn show(asked: &Asked) -> std::result::Result<Shown, Trouble> {
         return Ok(Shown::new("Workers", Html::new(), live));
     }
     let mut live = html!(
-        r#"<p class="lead">{} hold {}, the one nearest to losing one on top.</p>"#,
+        r#"<p class="lead">{} {} {}; the one nearest to losing a lease is on top.</p>"#,
         count(fleet.workers.len() as u64, "worker"),
+        if fleet.workers.len() == 1 {
+            "holds"
+        } else {
+            "hold"
+        },
         count(fleet.looked_at, "lease")
     );
     if fleet.more {
@@ -143,7 +148,7 @@ fn row(asked: &Asked, worker: &Worker) -> Html {
     );
     let queues: Vec<&str> = worker.queues.iter().take(4).map(String::as_str).collect();
     html!(
-        r#"<tr data-key="{}/{}" class="{}"><th scope="row"><a href="{}">{}</a></th><td>{}</td><td><span class="chip {}">{}</span></td><td class="num">{}</td><td>{}</td><td class="num">{} ago</td><td class="num">{}</td><td>{}</td><td class="acts">{}</td></tr>"#,
+        r#"<tr data-key="{}/{}" class="{}"><th scope="row"><a href="{}">{}</a></th><td data-label="Task">{}</td><td data-label="State"><span class="chip {}">{}</span></td><td class="num" data-label="Leases">{}</td><td data-label="Queues">{}</td><td class="num" data-label="Last heard">{} ago</td><td class="num" data-label="Least margin">{}</td><td data-label="Oldest lease">{}</td><td class="acts">{}</td></tr>"#,
         worker.owner,
         worker.task,
         worker.worst.class(),

@@ -139,7 +139,7 @@ impl Commands {
     /// Checks that nothing is read, where the answers would come to nobody.
     pub(crate) fn check_writes(&self) -> Result<()> {
         match self.list.iter().position(|command| !command.writes) {
-            Some(at) => Err(self.refused(at + 1, "it only reads, and the job ends here")),
+            Some(at) => Err(self.refused(at + 1, "it only reads, and nobody is told what")),
             None => Ok(()),
         }
     }

@@ -12,14 +12,17 @@
 //! async fn debit(job: Debit, ctx: Context) -> Result<(), Failure> {
 //!     let mut db = connect().await?;
 //!     let tx = db.transaction()?;
-//!     let fenced = ctx.fence_in(&tx)?;
-//!     if fenced.is_first("debit")? {
-//!         fenced.execute("UPDATE account SET balance = balance - ?1", [job.amount])?;
-//!     }
+//!     let fenced = ctx.fence_in(&tx)?; // before the first read
+//!     // A run that dies between this commit and its settlement is followed by another: the job's id
+//!     // makes the effect the same the second time.
+//!     let booking = (ctx.job_id().to_string(), -job.amount);
+//!     fenced.execute("INSERT OR IGNORE INTO booking (job, amount) VALUES (?1, ?2)", booking)?;
 //!     tx.commit()?;
 //!     Ok(())
 //! }
 //! ```
+//!
+//! [`Fenced::is_first`] is for a handler that may repeat a write under its own lease.
 //!
 //! Marks are kept in two tables of the caller's file, `leasehold_fence` and `leasehold_fence_done`,
 //! which are made when they are first needed. Where the queue is in the same file,

@@ -3,10 +3,11 @@
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
 use leasehold::Client;
 
-use crate::http::{get, send};
+use crate::http::{Events, LONG, get, send};
 use crate::scene::job;
 
 /// A server that ends with the test.
@@ -80,6 +81,30 @@ async fn it_serves_the_dashboard_and_the_ledger_under_a_prefix() {
         "{}",
         scrape.body
     );
+}
+
+#[tokio::test]
+async fn it_ends_when_a_supervisor_says_so() {
+    let (_dir, url) = store().await;
+    let (mut serving, at, _) = serve(&[&url], "");
+    assert_eq!(get(at, "/").await.status, 200);
+    // A page that is open does not keep it.
+    let mut events = Events::open(at, "/").await;
+    events.until("event: live").await;
+    let pid = rustix::process::Pid::from_child(&serving.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let ended = async {
+        loop {
+            if let Some(status) = serving.0.try_wait().unwrap() {
+                return status;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let status = tokio::time::timeout(LONG, ended)
+        .await
+        .expect("still there");
+    assert_eq!(status.code(), Some(0), "{status}");
 }
 
 #[tokio::test]

@@ -5,6 +5,9 @@
 
 #[path = "../support/http.rs"]
 mod http;
+#[allow(dead_code, reason = "other tests use more of it")]
+#[path = "../support/postgres.rs"]
+mod postgres_server;
 #[allow(dead_code, unused_imports, reason = "other tests use more of it")]
 #[allow(
     clippy::unused_self,

@@ -8,6 +8,8 @@ use leasehold::inspect::{self, Counts, Ledger};
 use leasehold::observe::prometheus::Exporter;
 
 use crate::http::get;
+use crate::postgres_server::Server;
+use crate::redis_server::Standalone;
 use crate::scene::{memory, play, serve};
 
 /// The figures of the page, by name, as a program reads them.
@@ -155,8 +157,29 @@ async fn the_overview_is_the_ledger_in_memory() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_overview_is_the_ledger_in_sqlite() {
     let dir = tempfile::tempdir().unwrap();
-    let url = format!("sqlite://{}", dir.path().join("jobs.db").display());
-    let client = Client::open(&url).await.unwrap();
+    at(&format!(
+        "sqlite://{}",
+        dir.path().join("jobs.db").display()
+    ))
+    .await;
+}
+
+async fn at(url: &str) {
+    let client = Client::open(url).await.unwrap();
     play(&client).await.stop().await;
     agree(client).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn the_overview_is_the_ledger_in_redis() {
+    let server = Standalone::start(&[]);
+    at(server.url()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn the_overview_is_the_ledger_in_postgres() {
+    let server = Server::start(&["fsync=off"]);
+    at(&server.url()).await;
 }

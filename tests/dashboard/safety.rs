@@ -6,7 +6,7 @@ use leasehold::ErrorKind;
 use leasehold::dashboard::Dashboard;
 use leasehold::observe::prometheus::{self, Exporter};
 
-use crate::http::{Events, get, post, send};
+use crate::http::{Events, Port, get, post, send};
 use crate::scene::{job, memory, serve};
 
 const ALL: [&str; 11] = [
@@ -244,18 +244,13 @@ async fn the_way_back_leads_nowhere_else() {
 async fn a_worker_serves_its_metrics_alone() {
     let client = memory();
     client.enqueue_new(job("q", "step", "{}")).await.unwrap();
-    // A port that was free a moment ago; nobody else here asks for a certain one.
-    let probe = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    let at = probe.local_addr().unwrap();
-    drop(probe);
+    let port = Port::keep();
+    let at = port.at;
     let exporter = Exporter::of_the_store().unwrap();
-    tokio::spawn(prometheus::serve_metrics(
-        at,
-        client,
-        exporter,
-        Some("s3cret".to_owned()),
-    ));
+    let secret = Some("s3cret".to_owned());
+    let serving = tokio::spawn(prometheus::serve_metrics(at, client, exporter, secret));
     while tokio::net::TcpStream::connect(at).await.is_err() {
+        assert!(!serving.is_finished(), "{:?}", serving.await);
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
     assert_eq!(get(at, "/metrics").await.status, 401);

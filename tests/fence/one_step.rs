@@ -7,7 +7,9 @@ use leasehold::clock::ManualClock;
 use leasehold::fence::redis::Commands;
 use leasehold::job::{JobState, Namespace};
 use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
-use leasehold::store::{Command, LeaseSelect, RedisOptions, RedisStore, RequestId, acl_rule};
+use leasehold::store::{
+    Checkpoint, Checkpointed, Command, LeaseSelect, RedisOptions, RedisStore, RequestId, acl_rule,
+};
 use leasehold::{Client, Context, Error, ErrorKind, Failure, MemoryStore, NewJob, Result, Verdict};
 
 use crate::paying::{Pay, run};
@@ -234,6 +236,67 @@ async fn a_command_that_the_user_may_not_run_or_the_server_cannot_hold_writes_no
     assert_eq!(text(&server.server, &n).as_deref(), Some("1"));
 }
 
+/// A checkpoint of that number.
+fn state(held: &Held, seq: u64) -> Checkpoint {
+    Checkpoint {
+        receipt: held.receipt.clone(),
+        seq,
+        bytes: format!("{{\"done\":{seq}}}").into(),
+    }
+}
+
+const SAVED: Checkpointed = Checkpointed::Saved {
+    late: false,
+    cancel: false,
+};
+
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_checkpoint_is_saved_with_its_commands_or_neither_is() {
+    let server = Standalone::start(&[]);
+    let (store, d) = driven(server.url()).await;
+    let [n, name] = ["n", "name"].map(|name| store.data_key(&queue(), 0, name));
+    let count = || Commands::new().incr_by(&n, 1);
+    let old = d.held(job()).await;
+    let save = async |held: &Held, request, seq, commands: Commands| {
+        let state = state(held, seq);
+        store.checkpoint_with(request, &state, &commands).await
+    };
+
+    // A repeat by its id, and the same number under another id, run nothing more.
+    let request = d.request();
+    for _ in 0..2 {
+        assert_eq!(save(&old, request, 1, count()).await.unwrap(), SAVED);
+    }
+    assert_eq!(save(&old, d.request(), 1, count()).await.unwrap(), SAVED);
+    assert_eq!(text(&server.server, &n).as_deref(), Some("1"));
+    assert_eq!(save(&old, d.request(), 5, count()).await.unwrap(), SAVED);
+    let behind = save(&old, d.request(), 4, count()).await.unwrap();
+    assert_eq!(behind, Checkpointed::Behind { seq: 5 });
+    assert_eq!(text(&server.server, &n).as_deref(), Some("2"));
+
+    // What would fail saves nothing, and the lease is still held.
+    server.server.tell::<()>(&["SET", &name, "text"]);
+    let wrong = count().incr_by(&name, 1);
+    let refused = save(&old, d.request(), 6, wrong).await.unwrap_err();
+    assert_eq!(refused.field(), Some("commands"), "{refused}");
+    assert_eq!(text(&server.server, &n).as_deref(), Some("2"));
+
+    // The next owner starts from what was saved, and the old one writes nothing more.
+    d.advance(TERM * 2).await;
+    let new = d.claim_one().await;
+    let saved = d.view(new.id()).await.job.checkpoint.clone().unwrap();
+    assert_eq!((saved.seq, saved.token), (5, old.token()));
+    d.unchanged(async || {
+        let stale = save(&old, d.request(), 7, count()).await.unwrap();
+        assert_eq!(stale, Checkpointed::Fenced);
+    })
+    .await;
+    assert_eq!(text(&server.server, &n).as_deref(), Some("2"));
+    assert_eq!(save(&new, d.request(), 1, count()).await.unwrap(), SAVED);
+    assert_eq!(text(&server.server, &n).as_deref(), Some("3"));
+}
+
 fn client(url: &str, partitions: u16) -> Client {
     let options = RedisOptions::new(url).index(true).partitions(partitions);
     Client::new(Arc::new(RedisStore::open(options).unwrap()))
@@ -309,6 +372,59 @@ async fn a_handler_whose_lease_is_somebody_elses_ends_as_lost_and_a_wrong_comman
     assert_eq!((ends, ledger.fenced), ((3, 1, 1), 1));
     let paid = text(&server.server, "{leasehold:default:0}:data:1");
     assert_eq!(paid.as_deref(), Some("1"));
+}
+
+/// How often each of six steps was done by a job that loses its lease twice, amid a step. In one step
+/// with its checkpoint, or before it.
+async fn steps_done(together: bool) -> Vec<u64> {
+    let server = Arc::new(Standalone::start(&[]));
+    let client = client(server.url(), 1);
+    let id = client.enqueue(&Pay { n: 1 }).await.unwrap().id();
+    let (control, redis) = (client.clone(), Arc::clone(&server));
+    let handler = move |_: Pay, ctx: Context, run: usize| {
+        let (client, redis) = (control.clone(), Arc::clone(&redis));
+        async move {
+            let paid = ctx.data_key("paid")?;
+            let done: usize = ctx.load()?.unwrap_or_default();
+            for step in done..6 {
+                let field = step.to_string();
+                if !together {
+                    let pay = ["HINCRBY", &paid, &field, "1"];
+                    redis.server.tell::<i64>(&pay);
+                }
+                let lost = run < 2 && step == 2 * (run + 1);
+                if lost {
+                    let revoke = Command::Revoke(LeaseSelect::Job(id));
+                    client.control(revoke, "test", "stale").await?;
+                }
+                let saved = if together {
+                    let pay = Commands::new().hincr_by(&paid, field, 1);
+                    ctx.checkpoint_with(&(step + 1), pay).await
+                } else {
+                    ctx.checkpoint(&(step + 1)).await
+                };
+                assert_eq!(saved.is_err(), lost);
+                saved?;
+            }
+            Ok(())
+        }
+    };
+    let ledger = run(&client, 8, handler, |ledger| ledger.completed == 1).await;
+    assert_eq!((ledger.granted, ledger.revoked, ledger.retried), (3, 2, 0));
+    let paid = (0..6).map(|step| {
+        let field = step.to_string();
+        let read = ["HGET", "{leasehold:default:0}:data:paid", &field];
+        server.server.tell(&read)
+    });
+    paid.collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_long_job_does_each_of_its_steps_once_though_it_loses_its_lease() {
+    assert_eq!(steps_done(true).await, [1; 6]);
+    // The control arm: what is saved after it was done is done again.
+    assert_eq!(steps_done(false).await, [1, 1, 2, 1, 2, 1]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -46,6 +46,8 @@ async fn leases_are_found_by_holder_and_by_time_left(new: New) {
         place.text(&["leases", "ls", "--queue", "night"]),
         "no leases\n"
     );
+    let dead = place.text(&["dead", "ls", "--queue", "day"]);
+    assert_eq!(dead, "no dead jobs\n");
 }
 
 async fn the_keys_with_the_most_parked_jobs_come_first(new: New) {

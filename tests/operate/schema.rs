@@ -8,6 +8,7 @@ use crate::world::{New, on_each_store};
 on_each_store! {
     what_is_printed_for_programs_keeps_its_shape,
     what_the_doctor_finds_keeps_its_shape,
+    what_the_bench_measures_keeps_its_shape,
 }
 
 /// Keys and types; of a list, those of its first element.
@@ -148,6 +149,10 @@ async fn what_is_printed_for_programs_keeps_its_shape(new: New) {
         json!({ "groups": [group], "more": "bool" })
     );
     assert_eq!(line(&["dead", "ls"]), group);
+    assert_eq!(
+        document(&["queues", "parked", "day"]),
+        json!({ "keys": [], "more": "bool" })
+    );
     let worker = json!({
         "owner": "string", "task": "string", "leases": "number", "overdue": "number",
         "oldest_granted_at": "string", "least_time_left_seconds": "number", "queues": ["string"],
@@ -203,6 +208,29 @@ async fn what_the_doctor_finds_keeps_its_shape(new: New) {
     // What is at risk depends on the machine and on the server's settings.
     let code = i32::from(report["healthy"] == false);
     assert_eq!(output.status.code(), Some(code), "{report}");
+}
+
+async fn what_the_bench_measures_keeps_its_shape(new: New) {
+    let place = new();
+    place.world().await.stage().await;
+    let before = place.json(&["queues", "ls"])["queues"].clone();
+    let result = place.json(&["bench", "--jobs", "900", "--slots", "4"]);
+    let number = Value::from("number");
+    let expected = json!({
+        "store": "string", "jobs": number, "slots": number, "payload_bytes": number,
+        "enqueue_per_s": number, "drain_per_s": number, "wait_ms_p50": number,
+        "wait_ms_p99": number, "lost": number, "duplicates": number, "raw_enqueue_per_s": number,
+        "raw_drain_per_s": number, "drain_over_raw": number,
+    });
+    assert_eq!(shape(&result), expected);
+    assert_eq!(
+        (&result["lost"], &result["duplicates"]),
+        (&0.into(), &0.into())
+    );
+    // It has a namespace of its own.
+    let after = place.json(&["queues", "ls"])["queues"].clone();
+    assert_eq!(before[0]["counts"], after[0]["counts"]);
+    assert_eq!(before[0]["ledger"], after[0]["ledger"]);
 }
 
 fn shown_job() -> Value {

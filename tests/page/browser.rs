@@ -79,6 +79,12 @@ impl Browser {
     }
 
     async fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
+        let asked = self.try_ask(method, path, body).await;
+        asked.unwrap_or_else(|refused| panic!("{method} {path}: {refused}"))
+    }
+
+    /// The value of the answer, or what was refused and why.
+    async fn try_ask(&self, method: &str, path: &str, body: &Value) -> Result<Value, Value> {
         let path = format!("{}{path}", self.session);
         let body = if method == "GET" {
             String::new()
@@ -88,8 +94,11 @@ impl Browser {
         let headers = ["Content-Type: application/json; charset=utf-8"];
         let answer = send(self.at, method, &path, &headers, &body).await;
         let mut value: Value = serde_json::from_str(&answer.body).unwrap_or_default();
-        assert_eq!(answer.status, 200, "{method} {path}: {}", answer.body);
-        value["value"].take()
+        if answer.status == 200 {
+            Ok(value["value"].take())
+        } else {
+            Err(value["value"].take())
+        }
     }
 
     pub(crate) async fn devtools(&self, command: &str, arguments: &Value) -> Value {
@@ -122,15 +131,22 @@ impl Browser {
         found.as_str().unwrap_or_default().to_owned()
     }
 
-    /// Waits until an expression is true.
+    /// Waits until an expression is true. While a page makes room for the next there may be nothing
+    /// to ask: that is no answer.
     pub(crate) async fn until(&self, expression: &str) {
+        let came = self.within(LONG, expression).await;
+        assert!(came, "never: {expression}\n{}", self.text("body").await);
+    }
+
+    /// Whether an expression is true before so much time has passed.
+    async fn within(&self, limit: Duration, expression: &str) -> bool {
+        let script = json!({ "script": format!("return !!({expression});"), "args": [] });
         let wait = async {
-            while self.value(&format!("!!({expression})")).await != json!(true) {
+            while self.try_ask("POST", "/execute/sync", &script).await != Ok(json!(true)) {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
-        let came = tokio::time::timeout(LONG, wait).await.is_ok();
-        assert!(came, "never: {expression}\n{}", self.text("body").await);
+        tokio::time::timeout(limit, wait).await.is_ok()
     }
 
     /// Waits until the page says so.
@@ -142,31 +158,57 @@ impl Browser {
         .await;
     }
 
-    async fn element(&self, selector: &str) -> String {
-        let found = json!({ "using": "css selector", "value": selector });
-        let found = self.ask("POST", "/element", &found).await;
-        let id = found
-            .as_object()
-            .and_then(|ids| ids.values().next())
-            .and_then(Value::as_str);
-        id.unwrap().to_owned()
+    /// Does this to an element once it is there and takes it: a page that follows the store may
+    /// change it between the search and the act, and a form may still be on its way.
+    async fn act(&self, selector: &str, act: &str, body: &Value) {
+        const NOT_YET: [&str; 4] = [
+            "no such element",
+            "stale element reference",
+            "element not interactable",
+            "element click intercepted",
+        ];
+        let search = json!({ "using": "css selector", "value": selector });
+        let attempt = async || {
+            let found = self.try_ask("POST", "/element", &search).await?;
+            let id = found.as_object().and_then(|ids| ids.values().next());
+            let id = id.and_then(Value::as_str).unwrap();
+            let path = format!("/element/{id}/{act}");
+            self.try_ask("POST", &path, body).await
+        };
+        let wait = async {
+            while let Err(refused) = attempt().await {
+                let why = refused["error"].as_str().unwrap_or_default();
+                assert!(NOT_YET.contains(&why), "{act} {selector}: {refused}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let done = tokio::time::timeout(LONG, wait).await;
+        assert!(done.is_ok(), "never: {act} {selector}");
     }
 
-    /// A real click, where the element is.
+    /// A real click, where the element is. Does not wait for what comes of it.
     pub(crate) async fn click(&self, selector: &str) {
-        let id = self.element(selector).await;
-        self.ask("POST", &format!("/element/{id}/click"), &json!({}))
-            .await;
+        self.act(selector, "click", &json!({})).await;
     }
 
     pub(crate) async fn type_into(&self, selector: &str, text: &str) {
-        let id = self.element(selector).await;
-        self.ask(
-            "POST",
-            &format!("/element/{id}/value"),
-            &json!({ "text": text }),
-        )
-        .await;
+        self.act(selector, "value", &json!({ "text": text })).await;
+    }
+
+    /// Keys that lead to another page, pressed again if the page did not get them in time: it gives
+    /// whoever types them a second and a half.
+    pub(crate) async fn lead(&self, keys: &str, path: &str) {
+        let there = format!(
+            "location.pathname === {} && document.readyState === 'complete'",
+            json!(path)
+        );
+        for _ in 0..10 {
+            self.keys(keys).await;
+            if self.within(LONG / 10, &there).await {
+                return;
+            }
+        }
+        panic!("{keys} did not lead to {path}");
     }
 
     /// Keys for whatever has the focus.

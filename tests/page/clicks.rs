@@ -1,9 +1,12 @@
 //! What an operator does, by click.
 
+use std::time::Duration;
+
 use leasehold::dashboard::Dashboard;
 use leasehold::inspect::Page;
 
 use crate::browser::Browser;
+use crate::http::LONG;
 use crate::scene::{memory, play, serve};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -35,8 +38,9 @@ async fn a_lease_is_force_released_with_a_reason() {
     browser.until_shown("1 lease force-released.").await;
     assert_eq!(client.ledger().await.unwrap().revoked, 1);
     // Still the filtered page, and the line is not said again after a reload.
-    let address = browser.value("location.pathname + location.search").await;
-    assert_eq!(address, "/leases?queue=reports");
+    browser
+        .until("location.pathname + location.search === '/leases?queue=reports'")
+        .await;
     browser.go(&format!("http://{at}/audit")).await;
     browser.until_shown("it hangs in <b>page 3</b>").await;
     let record = client.audit(Page::first(1)).await.unwrap().rows.remove(0);
@@ -92,13 +96,22 @@ async fn a_queue_is_paused_and_resumed_without_the_script() {
     browser
         .devtools("Emulation.setScriptExecutionDisabled", &off)
         .await;
-    let paused = async |client: &leasehold::Client| client.queues().await.unwrap()[0].paused;
+    let is_paused = async |wanted: bool| {
+        let fact = async {
+            while client.queues().await.unwrap()[0].paused != wanted {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let came = tokio::time::timeout(LONG, fact).await;
+        assert!(came.is_ok(), "never paused: {wanted}");
+    };
     for (wanted, reason) in [(true, "maintenance"), (false, "done")] {
         browser.go(&format!("http://{at}/queues")).await;
         browser.click("tbody a[data-modal]").await;
         browser.type_into("input[name=reason]", reason).await;
         browser.click("form.confirm button").await;
-        assert_eq!(paused(&client).await, wanted);
+        // A click does not wait for the answer to the form.
+        is_paused(wanted).await;
     }
     browser.close().await;
 }

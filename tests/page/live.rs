@@ -6,6 +6,7 @@ use leasehold::dashboard::Dashboard;
 use serde_json::json;
 
 use crate::browser::Browser;
+use crate::http::Port;
 use crate::scene::{abandon, job, memory, serve, serve_at};
 
 const UPDATES: &str = "Number(document.getElementById('live').dataset.updates || 0)";
@@ -76,7 +77,8 @@ async fn the_page_comes_back_after_the_server_was_restarted() {
         .await
         .unwrap();
     let dashboard = Dashboard::new(client.clone()).refresh(Duration::from_millis(200));
-    let (at, first) = serve_at(dashboard.clone(), "/", 0).await;
+    let port = Port::keep();
+    let (at, first) = serve_at(dashboard.clone(), "/", port.at.port()).await;
     let browser = Browser::open().await;
     browser.go(&format!("http://{at}/queues")).await;
     browser.until(&format!("{STATE} === 'on'")).await;

@@ -4,11 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::Client;
 use leasehold::dashboard::Dashboard;
 use leasehold::inspect::Page;
 use leasehold::job::{JobState, QueueName};
 use leasehold::observe::prometheus::Exporter;
+use leasehold::{Client, Context, Failure, Job};
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
 
 use crate::browser::Browser;
 use crate::scene::{abandon, job, memory, play, serve};
@@ -41,6 +43,36 @@ async fn traffic(client: Client) {
     }
 }
 
+#[derive(Serialize, Deserialize)]
+struct Transcode {
+    minutes: u64,
+}
+
+impl Job for Transcode {
+    const KIND: &'static str = "transcode";
+    const QUEUE: &'static str = "video";
+}
+
+/// A second worker, with other terms and longer jobs.
+async fn transcoding(client: Client, stop: CancellationToken) {
+    for minutes in [94, 121, 47] {
+        client.enqueue(&Transcode { minutes }).await.unwrap();
+    }
+    let handler = |job: Transcode, ctx: Context| async move {
+        for frame in (0..).step_by(180) {
+            ctx.progress(frame, job.minutes * 1_440, "frames");
+            tokio::select! {
+                () = ctx.cancelled() => break,
+                () = tokio::time::sleep(Duration::from_millis(400)) => {}
+            }
+        }
+        Ok::<(), Failure>(())
+    };
+    let worker = client.worker().handle(handler).slots(4);
+    let worker = worker.owner("worker-2.eu").task("release-43");
+    worker.run_until(stop.cancelled_owned()).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs chromium: ./tests/run"]
 async fn screenshots() {
@@ -49,6 +81,8 @@ async fn screenshots() {
     let exporter = Exporter::install().unwrap();
     let playing = play(&client).await;
     let going_on = tokio::spawn(traffic(client.clone()));
+    let stop = CancellationToken::new();
+    let transcoding = tokio::spawn(transcoding(client.clone(), stop.clone()));
     let dashboard = Dashboard::new(client.clone())
         .allow_actions()
         .metrics(exporter)
@@ -115,5 +149,7 @@ async fn screenshots() {
     desk.close().await;
     phone.close().await;
     going_on.abort();
+    stop.cancel();
+    transcoding.await.unwrap();
     playing.stop().await;
 }

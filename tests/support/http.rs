@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 
 /// Nothing here takes this long on any machine.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
@@ -24,6 +24,24 @@ impl Answer {
             let (found, value) = line.split_once(':')?;
             found.eq_ignore_ascii_case(name).then(|| value.trim())
         })
+    }
+}
+
+/// A port for a server that is to listen on a certain one, or again on the same. As long as this is
+/// kept, nobody else is given it: it is bound and does not listen.
+pub(crate) struct Port {
+    _bound: TcpSocket,
+    pub(crate) at: SocketAddr,
+}
+
+impl Port {
+    pub(crate) fn keep() -> Self {
+        let bound = TcpSocket::new_v4().unwrap();
+        // Two may be bound to one address if both say so and one of them listens.
+        bound.set_reuseaddr(true).unwrap();
+        bound.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        let at = bound.local_addr().unwrap();
+        Self { _bound: bound, at }
     }
 }
 

@@ -5,11 +5,6 @@
 local status, first = recall(ARGV[1])
 if status ~= DONE or first then return reply(status, first) end
 open_meta()
-local function later(a, b)
-  local low_a, high_a = read('<I4I4', a)
-  local low_b, high_b = read('<I4I4', b)
-  return high_a > high_b or (high_a == high_b and low_a > low_b)
-end
 local data, at, answers = ARGV[2], 1, {}
 while at <= #data do
   local gid, nonce, lease, id, seq, bytes

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::RedisStore;
 use super::queue::Partition;
 use super::settle::place_in_grant;
-use super::wire::Out;
+use super::wire::{In, Out};
 use crate::error::{Result, Verb};
 use crate::job::QueueName;
 use crate::store::{Checkpoint, CheckpointRequest, Checkpointed};
@@ -15,6 +15,31 @@ struct Share {
     partition: Partition,
     places: Vec<usize>,
     data: Out,
+}
+
+/// Packs a checkpoint as the scripts read it.
+pub(super) fn put(data: &mut Out, grant: u64, checkpoint: &Checkpoint) {
+    let Checkpoint {
+        receipt,
+        seq,
+        bytes,
+    } = checkpoint;
+    data.raw(&grant.to_be_bytes());
+    data.raw(receipt.nonce.as_bytes());
+    data.u16(place_in_grant(receipt));
+    data.raw(receipt.job.as_bytes()).u64(*seq).text(bytes);
+}
+
+/// The answer to one.
+pub(super) fn answered(body: &mut In) -> Result<Checkpointed> {
+    Ok(match body.u8()? {
+        0 => Checkpointed::Fenced,
+        8 => Checkpointed::Behind { seq: body.u64()? },
+        bits => Checkpointed::Saved {
+            late: bits & 2 != 0,
+            cancel: bits & 4 != 0,
+        },
+    })
 }
 
 impl RedisStore {
@@ -28,11 +53,7 @@ impl RedisStore {
         let mut answers = vec![Checkpointed::Fenced; request.checkpoints.len()];
         let mut shares = BTreeMap::<(QueueName, u16), Share>::new();
         for (place, checkpoint) in request.checkpoints.iter().enumerate() {
-            let Checkpoint {
-                receipt,
-                seq,
-                bytes,
-            } = checkpoint;
+            let receipt = &checkpoint.receipt;
             let Some(queue) = self.queue(&receipt.queue).await? else {
                 continue;
             };
@@ -50,10 +71,7 @@ impl RedisStore {
                 });
             share.places.push(place);
             let grant = if is_here { receipt.grant.get() } else { 0 };
-            share.data.raw(&grant.to_be_bytes());
-            share.data.raw(receipt.nonce.as_bytes());
-            share.data.u16(place_in_grant(receipt));
-            share.data.raw(receipt.job.as_bytes()).u64(*seq).text(bytes);
+            put(&mut share.data, grant, checkpoint);
         }
         if shares.is_empty() {
             self.nowhere(id).await?;
@@ -65,14 +83,7 @@ impl RedisStore {
             let reply = self.request(script, keys, id, Verb::Checkpoint, &args);
             let mut body = reply.await?.body;
             for place in &share.places {
-                answers[*place] = match body.u8()? {
-                    0 => Checkpointed::Fenced,
-                    8 => Checkpointed::Behind { seq: body.u64()? },
-                    bits => Checkpointed::Saved {
-                        late: bits & 2 != 0,
-                        cancel: bits & 4 != 0,
-                    },
-                };
+                answers[*place] = answered(&mut body)?;
             }
         }
         Ok(answers)

@@ -1,15 +1,16 @@
-//! complete: run the caller's commands and complete the job, in one step.
+//! complete: run the caller's commands and complete the job, in one step; or save a checkpoint with them.
 
 use std::fmt;
 
 use bytes::Bytes;
 
-use super::{RedisStore, at};
+use super::wire::{In, Out};
+use super::{RedisStore, at, checkpoint};
 use crate::error::{Result, Verb};
 use crate::fence::redis::Commands;
 use crate::job::{QueueName, at_most, limits};
 use crate::lease::{Receipt, Verdict};
-use crate::store::{Outcome, RequestId, Settlement};
+use crate::store::{Checkpoint, Checkpointed, Outcome, RequestId, Settlement};
 
 /// The script's word for commands of which one would fail.
 const REFUSED: u8 = 255;
@@ -56,24 +57,14 @@ impl RedisStore {
     ) -> Result<Verdict> {
         let bytes = result.as_ref().map_or(0, Bytes::len);
         at_most("result", bytes, limits::CHECKPOINT_BYTES, "bytes")?;
-        let Receipt {
-            queue, partition, ..
-        } = receipt;
-        let namespace = &self.shared.options.namespace;
-        let own = self.data_key(queue, *partition, "");
-        let own = own.trim_end_matches(DATA);
-        commands.check(&format!("{namespace}:{queue}:{partition}"), |key| {
-            let part = key.strip_prefix(own);
-            part.is_some_and(|part| !part.starts_with(DATA))
-        })?;
-        commands.check_writes()?;
+        self.check(receipt, commands)?;
         self.shared.sessions.begin(request, Verb::Settle)?;
         let settlement = Settlement {
             receipt: receipt.clone(),
             outcome: Outcome::Complete { result },
         };
         let shares = self.shares(std::slice::from_ref(&settlement)).await?;
-        let here = |share: &&super::settle::Share| share.partition.number == *partition;
+        let here = |share: &&super::settle::Share| share.partition.number == receipt.partition;
         let Some(share) = shares.first().filter(here) else {
             self.nowhere(request).await?;
             return Ok(Verdict::Fenced);
@@ -85,15 +76,79 @@ impl RedisStore {
         let script = &self.scripts().complete;
         let own = share.partition.keys();
         let reply = self.request_step(script, (own, &keys), request, Verb::Settle, 0, &args);
-        let mut body = reply.await?.body;
-        let said = body.rest();
-        if said.first() == Some(&REFUSED) {
-            let mut why = super::In::new(said.slice(1..));
-            let number = why.u16()?;
-            return Err(commands.refused(number, &String::from_utf8_lossy(&why.rest())));
-        }
+        let said = done(commands, &reply.await?.body.rest())?;
         let mut verdict = [Verdict::Fenced];
         share.verdicts(&said, &mut verdict)?;
         Ok(verdict[0])
     }
+
+    /// Runs commands and saves a checkpoint in one step: the effect and the state that tells of it are
+    /// both there or neither is. On [`Checkpointed::Fenced`] the lease is somebody else's, on
+    /// [`Checkpointed::Behind`] a later checkpoint of it is saved: then nothing was written. A number
+    /// that is saved already has had its commands run, and none are run again.
+    ///
+    /// # Errors
+    /// As [`complete_with`](Self::complete_with).
+    pub async fn checkpoint_with(
+        &self,
+        request: RequestId,
+        checkpoint: &Checkpoint,
+        commands: &Commands,
+    ) -> Result<Checkpointed> {
+        let saved = self.checkpoint_one(request, checkpoint, commands);
+        saved.await.map_err(at(Verb::Checkpoint))
+    }
+
+    async fn checkpoint_one(
+        &self,
+        request: RequestId,
+        checkpoint: &Checkpoint,
+        commands: &Commands,
+    ) -> Result<Checkpointed> {
+        let (receipt, bytes) = (&checkpoint.receipt, checkpoint.bytes.len());
+        at_most("checkpoint", bytes, limits::CHECKPOINT_BYTES, "bytes")?;
+        self.check(receipt, commands)?;
+        self.shared.sessions.begin(request, Verb::Checkpoint)?;
+        let queue = self.queue(&receipt.queue).await?;
+        let Some(partition) = queue.and_then(|queue| queue.partition(receipt.partition)) else {
+            self.nowhere(request).await?;
+            return Ok(Checkpointed::Fenced);
+        };
+        let mut data = Out::default();
+        checkpoint::put(&mut data, receipt.grant.get(), checkpoint);
+        let keys: Vec<&[u8]> = commands.keys().map(str::as_bytes).collect();
+        let words = commands.args();
+        let mut args: Vec<&[u8]> = vec![&data.0];
+        args.extend(words.iter().map(Vec::as_slice));
+        let script = &self.scripts().checkpoint_with;
+        let keys = (partition.keys(), &*keys);
+        let reply = self.request_step(script, keys, request, Verb::Checkpoint, 0, &args);
+        let said = done(commands, &reply.await?.body.rest())?;
+        checkpoint::answered(&mut In::new(said))
+    }
+
+    /// Checks that the commands only write, and only where the receipt's partition is.
+    fn check(&self, receipt: &Receipt, commands: &Commands) -> Result<()> {
+        let Receipt {
+            queue, partition, ..
+        } = receipt;
+        let namespace = &self.shared.options.namespace;
+        let own = self.data_key(queue, *partition, "");
+        let own = own.trim_end_matches(DATA);
+        commands.check(&format!("{namespace}:{queue}:{partition}"), |key| {
+            let part = key.strip_prefix(own);
+            part.is_some_and(|part| !part.starts_with(DATA))
+        })?;
+        commands.check_writes()
+    }
+}
+
+/// What the script said, unless it said why it ran none of the commands.
+fn done(commands: &Commands, said: &Bytes) -> Result<Bytes> {
+    if said.first() != Some(&REFUSED) {
+        return Ok(said.clone());
+    }
+    let mut why = In::new(said.slice(1..));
+    let number = why.u16()?;
+    Err(commands.refused(number, &String::from_utf8_lossy(&why.rest())))
 }

@@ -13,6 +13,7 @@ pub(super) struct Scripts {
     pub(super) settle: Verb,
     pub(super) complete: Script,
     pub(super) checkpoint: Script,
+    pub(super) checkpoint_with: Script,
     pub(super) reap: Script,
     pub(super) control: Script,
     pub(super) inspect: Script,
@@ -45,6 +46,7 @@ const ENDING: &str = include_str!("ending.lua");
 const PLAIN: &str = include_str!("plain.lua");
 const RUNS: &str = include_str!("runs.lua");
 const CUT: &str = include_str!("cut.lua");
+const SEQ: &str = include_str!("seq.lua");
 
 /// Takes more memory: refused on a full server.
 const GROWS: &str = "#!lua\n";
@@ -117,7 +119,18 @@ impl Scripts {
                 &[BASE, RECORD, PLACE, GRANT, ENDING, COMMANDS],
                 include_str!("complete.lua"),
             ),
-            checkpoint: script("checkpoint", ALWAYS, grants, include_str!("checkpoint.lua")),
+            checkpoint: script(
+                "checkpoint",
+                ALWAYS,
+                &[BASE, RECORD, PLACE, GRANT, SEQ],
+                include_str!("checkpoint.lua"),
+            ),
+            checkpoint_with: script(
+                "checkpoint_with",
+                GROWS,
+                &[BASE, RECORD, PLACE, GRANT, SEQ, COMMANDS],
+                include_str!("checkpoint_with.lua"),
+            ),
             reap: script("reap", ALWAYS, ends, include_str!("reap.lua")),
             control: script("control", ALWAYS, grants, include_str!("control.lua")),
             inspect: script("inspect", READS, grants, include_str!("inspect.lua")),

@@ -3,6 +3,9 @@
 -- why  places come from a sequence and counts are appended, so that no enqueue waits for another, nor
 --      for a claim; only jobs that share a key wait for each other
 
+-- name: enqueue_plain
+SELECT leasehold.enqueue_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15);
+
 -- name: ids_taken
 SELECT r.id FROM leasehold.ready r JOIN leasehold.queues q ON q.id = r.queue
 WHERE r.id = ANY ($2) AND q.namespace = $1
@@ -47,13 +50,15 @@ SELECT queue, ($2::bigint[])[(nth - 1) * 23 + 1 : nth * 23]
 FROM unnest($1::integer[]) WITH ORDINALITY AS k (queue, nth);
 
 -- name: fold
-WITH few AS (
-    SELECT ctid FROM leasehold.tallies WHERE queue = $1 FOR UPDATE SKIP LOCKED
+WITH of AS (
+    SELECT id FROM leasehold.queues WHERE namespace = $1 AND name = $2
+), few AS (
+    SELECT ctid FROM leasehold.tallies WHERE queue = (SELECT id FROM of) FOR UPDATE SKIP LOCKED
 ), gone AS (
     DELETE FROM leasehold.tallies WHERE ctid = ANY (ARRAY (SELECT ctid FROM few)) RETURNING tally
 )
 INSERT INTO leasehold.tallies (queue, tally)
-SELECT $1, array_agg(total ORDER BY nth)
+SELECT (SELECT id FROM of), array_agg(total ORDER BY nth)
 FROM (SELECT nth, sum(n)::bigint AS total
       FROM gone, unnest(tally) WITH ORDINALITY AS one (n, nth) GROUP BY nth) AS sums
 HAVING count(*) > 0;

@@ -50,15 +50,13 @@ SELECT queue, ($2::bigint[])[(nth - 1) * 23 + 1 : nth * 23]
 FROM unnest($1::integer[]) WITH ORDINALITY AS k (queue, nth);
 
 -- name: fold
-WITH of AS (
-    SELECT id FROM leasehold.queues WHERE namespace = $1 AND name = $2
-), few AS (
-    SELECT ctid FROM leasehold.tallies WHERE queue = (SELECT id FROM of) FOR UPDATE SKIP LOCKED
+WITH few AS (
+    SELECT ctid FROM leasehold.tallies WHERE queue = $1 FOR UPDATE SKIP LOCKED
 ), gone AS (
     DELETE FROM leasehold.tallies WHERE ctid = ANY (ARRAY (SELECT ctid FROM few)) RETURNING tally
 )
 INSERT INTO leasehold.tallies (queue, tally)
-SELECT (SELECT id FROM of), array_agg(total ORDER BY nth)
+SELECT $1, array_agg(total ORDER BY nth)
 FROM (SELECT nth, sum(n)::bigint AS total
       FROM gone, unnest(tally) WITH ORDINALITY AS one (n, nth) GROUP BY nth) AS sums
 HAVING count(*) > 0;

@@ -380,18 +380,21 @@ impl PostgresStore {
         if fastrand::u8(..) >= FOLDS_OF_256 {
             return;
         }
+        let names: Vec<&str> = queues.iter().map(AsRef::as_ref).collect();
         let Ok(open) = self.connection().await else {
             return;
         };
-        for queue in queues {
-            let Ok(client) = open.client() else { return };
-            let base = &self.shared.base;
-            let args = args![base.namespace => TEXT, queue.as_ref() => TEXT];
-            if Tx::new(client, base, false).run("fold", args).await.is_err() {
-                return;
+        let folded = async {
+            let tx = Tx::new(open.client()?, &self.shared.base, false);
+            for queue in tx.named(&names).await? {
+                let id: i32 = queue.try_get(0)?;
+                tx.run("fold", args![id => INT4]).await?;
             }
+            Ok::<_, Fault>(())
+        };
+        if folded.await.is_ok() {
+            open.done();
         }
-        open.done();
     }
 
     /// Looks for work in a task of its own: a sleeper that nobody polls must not keep a connection.

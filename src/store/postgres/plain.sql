@@ -8,8 +8,9 @@
 -- scheduled job, a suspect, a key, a term of the job's own, a stale receipt. The verbs' own statements
 -- do it then. So each function looks first and changes last.
 --
--- The plans must not depend on how many rows there were when they were made: a queue fills in a
--- second, and is analysed once a minute.
+-- The plans are kept, and must not depend on how many rows there were when they were made: a queue fills
+-- in a second, and is analysed once a minute. The settings of the functions below are for that; those
+-- that they call inherit them.
 
 -- Eight bytes as records have them: the lowest first.
 CREATE FUNCTION leasehold.little(n bigint) RETURNS bytea LANGUAGE sql IMMUTABLE AS
@@ -22,12 +23,11 @@ RETURNS bigint[] LANGUAGE sql IMMUTABLE AS
 $$ SELECT ARRAY[0, ready, 0, leased, 0, 0, 0, enqueued, granted, completed, 0, 0, 0, 0, 0, 0, 0, 0, leased,
                 0, 0, 0, 0]::bigint[] $$;
 
--- Whether a request is new, and its session in no need of care. Begins a plain call: it reads what is
+-- Whether requests are new, and their session in no need of care. Begins a plain call: it reads what is
 -- committed when it reads, and waits for locks as long as any call.
 CREATE FUNCTION leasehold.plain_begin(
-    of_namespace text, patience text, by_hand bigint, of_session uuid, of_lane bigint, of_seq bigint
-) RETURNS boolean LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+    of_namespace text, patience text, by_hand bigint, of_session uuid, of_lanes bigint[], seqs bigint[]
+) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RETURN false;
@@ -35,8 +35,9 @@ BEGIN
     PERFORM set_config('lock_timeout', patience, true);
     RETURN EXISTS (SELECT FROM leasehold.sessions s WHERE s.id = of_session AND s.namespace = of_namespace
                      AND s.used > leasehold.clock(by_hand) - 60000000)
-       AND NOT EXISTS (SELECT FROM leasehold.lanes l
-                       WHERE l.session = of_session AND l.lane = of_lane AND l.seq >= of_seq);
+       AND NOT EXISTS (SELECT FROM unnest(of_lanes, seqs) AS k (lane, seq)
+                       JOIN leasehold.lanes l ON l.session = of_session AND l.lane = k.lane
+                       WHERE l.seq >= k.seq);
 END $$;
 
 -- enqueue, without keys and delays. of_queue says for each job which of the names it has.
@@ -51,7 +52,7 @@ DECLARE
     stamp  bytea;
     queues integer[];
 BEGIN
-    IF NOT leasehold.plain_begin(of_namespace, patience, by_hand, of_session, of_lane, of_seq) THEN
+    IF NOT leasehold.plain_begin(of_namespace, patience, by_hand, of_session, ARRAY[of_lane], ARRAY[of_seq]) THEN
         RETURN false;
     END IF;
     queues := ARRAY (
@@ -88,8 +89,7 @@ END $$;
 -- each grant end in the list of tokens, which ascend within a grant.
 CREATE FUNCTION leasehold.end_plain(
     of_namespace text, at bigint, names text[], ids bigint[], nonces bytea[], upto integer[], tokens bigint[], jobs uuid[]
-) RETURNS boolean LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     held    record;
     token   bigint;
@@ -174,11 +174,12 @@ END $$;
 CREATE FUNCTION leasehold.settle_plain(
     of_namespace text, patience text, by_hand bigint, of_session uuid, of_lane bigint, of_seq bigint,
     names text[], ids bigint[], nonces bytea[], upto integer[], tokens bigint[], jobs uuid[], given bytea
-) RETURNS boolean LANGUAGE plpgsql AS $$
+) RETURNS boolean LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 DECLARE
     at bigint;
 BEGIN
-    IF NOT leasehold.plain_begin(of_namespace, patience, by_hand, of_session, of_lane, of_seq) THEN
+    IF NOT leasehold.plain_begin(of_namespace, patience, by_hand, of_session, ARRAY[of_lane], ARRAY[of_seq]) THEN
         RETURN false;
     END IF;
     at := leasehold.clock(by_hand);
@@ -222,13 +223,39 @@ DECLARE
     spots    tid[] := '{}';
     taken    integer := 0;
     served   integer := 0;
-    heads_   bytea;
+    weight_  bigint := 0;
 BEGIN
-    IF NOT leasehold.plain_begin(of_namespace, patience, by_hand, of_session, of_lane, of_seq)
-       OR riders_lane IS NOT NULL
-          AND NOT leasehold.plain_begin(of_namespace, patience, by_hand, of_session, riders_lane, riders_seq)
-    THEN
+    IF NOT leasehold.plain_begin(of_namespace, patience, by_hand, of_session,
+                                 ARRAY[of_lane, riders_lane], ARRAY[of_seq, riders_seq]) THEN
         RETURN;
+    END IF;
+    -- A claim that finds nothing takes nothing: it waits for no lock, and not for the disk, since a
+    -- repeat that finds no answer does no harm.
+    IF riders_lane IS NULL AND NOT EXISTS (
+        SELECT FROM leasehold.queues q WHERE q.namespace = of_namespace AND q.name = ANY (names)
+           AND EXISTS (SELECT FROM leasehold.ready e WHERE e.queue = q.id))
+    THEN
+        SELECT min(a.at) AS due, min(g.deadline) AS deadline INTO next
+        FROM leasehold.queues q
+        LEFT JOIN LATERAL (SELECT d.at FROM leasehold.aside d WHERE d.queue = q.id AND d.state = 0
+                           ORDER BY d.at, d.seq LIMIT 1) AS a ON true
+        LEFT JOIN LATERAL (SELECT l.deadline FROM leasehold.grants l WHERE l.queue = q.id
+                           ORDER BY l.deadline, l.id LIMIT 1) AS g ON true
+        WHERE q.namespace = of_namespace AND q.name = ANY (names);
+        at := leasehold.clock(by_hand);
+        IF (next.due > at) IS NOT FALSE AND (next.deadline > at) IS NOT FALSE THEN
+            PERFORM set_config('synchronous_commit', 'off', true);
+            PERFORM leasehold.remember(of_session, of_lane, of_seq, 2::smallint, at, '\x00000000'::bytea);
+            nth := 0;
+            token := at;
+            RETURN NEXT;
+            nth := 1;
+            token := NULL;
+            due := next.due;
+            deadline := next.deadline;
+            RETURN NEXT;
+            RETURN;
+        END IF;
     END IF;
     FOR queue IN
         SELECT q.id, q.name, q.paused, q.last, q.floor FROM leasehold.queues q
@@ -272,7 +299,8 @@ BEGIN
               FROM leasehold.ready e WHERE e.queue = queues[i] ORDER BY e.line, e.place
               LIMIT least(most - taken, room - base)) AS r;
         CONTINUE WHEN next.n = 0;
-        IF next.odd OR next.weight > 4194304 THEN
+        weight_ := weight_ + next.weight;
+        IF next.odd OR weight_ > 4194304 THEN
             RETURN;
         END IF;
         counts[i] := next.n;

@@ -10,7 +10,8 @@
 //! size: what the tables take on disk after many jobs have gone through the queue.
 //!
 //! `LEASEHOLD_BENCH_JOBS` jobs in a round, `_ROUNDS` rounds, `_DEPTH` the long queue's length,
-//! `_THROUGH` jobs through the queue for its size, `_CLAIMERS` workers beside each other at the end.
+//! `_THROUGH` jobs through the queue for its size, `_CLAIMERS` workers beside each other,
+//! `_PARTS` which of `speed,depth,wait,beside,size` to run: all, unless it is said.
 
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 
@@ -290,11 +291,24 @@ fn main() {
     let through = setting("THROUGH", 200_000, 20_000);
     let claimers = setting("CLAIMERS", 8, 2);
     let server = Server::start(&["max_connections=400"]);
+    let parts = std::env::var("LEASEHOLD_BENCH_PARTS");
+    let parts = parts.unwrap_or_else(|_| "speed,depth,wait,beside,size".into());
+    let runs = |part: &str| parts.split(',').any(|named| named == part);
     common::runtime().block_on(async {
-        speed(&server, jobs, rounds).await;
-        depth(&server, long, jobs, rounds).await;
-        waits(&server, setting("WAITS", 500, 50)).await;
-        side_by_side(&server, jobs, claimers).await;
-        size(&server, through).await;
+        if runs("speed") {
+            speed(&server, jobs, rounds).await;
+        }
+        if runs("depth") {
+            depth(&server, long, jobs, rounds).await;
+        }
+        if runs("wait") {
+            waits(&server, setting("WAITS", 500, 50)).await;
+        }
+        if runs("beside") {
+            side_by_side(&server, jobs, claimers).await;
+        }
+        if runs("size") {
+            size(&server, through).await;
+        }
     });
 }

@@ -123,9 +123,23 @@ impl World {
             if check(&view) {
                 return view;
             }
-            assert!(start.elapsed() < PATIENCE, "waited for {what}: {view:?}");
+            if start.elapsed() >= PATIENCE {
+                let found = self.found().await;
+                panic!("waited for {what}: {view:?}; there are {found}");
+            }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+    }
+
+    /// What is really there, beside what is counted: the two differ when something was lost.
+    async fn found(&self) -> String {
+        let mut found = Vec::new();
+        for state in [JobState::Scheduled, JobState::Ready, JobState::Leased] {
+            let jobs = self.jobs(state).await;
+            let ids: Vec<String> = jobs.iter().take(8).map(|v| v.job.id.to_string()).collect();
+            found.push(format!("{} {state}: {}", jobs.len(), ids.join(" ")));
+        }
+        found.join("; ")
     }
 
     /// The live leases of one worker.

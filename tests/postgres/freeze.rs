@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use leasehold::inspect;
 use leasehold::job::Namespace;
-use leasehold::store::{PostgresOptions, PostgresStore, SettleRequest};
-use leasehold::{Receipt, Store};
+use leasehold::store::{EnqueueRequest, PostgresOptions, PostgresStore, SettleRequest};
+use leasehold::{JobId, Receipt, Store};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio_postgres::Config;
 
 use crate::server::Server;
-use crate::{Caller, answered, complete};
+use crate::{Caller, answered, complete, job};
 
 const ROLE: &str = "LEASEHOLD_TEST_POSTGRES_FROZEN";
 const TERM: Duration = Duration::from_secs(600);
@@ -175,7 +175,14 @@ async fn frozen_process() {
     loop {
         caller = Caller::new(caller.store.clone()).await;
         for _ in 0..100 {
-            caller.enqueue(1).await;
+            // With a term of its own: a claim in one statement cannot be frozen in the middle.
+            let mut job = job();
+            job.options.term = Some(TERM);
+            let request = EnqueueRequest {
+                request: caller.request(),
+                jobs: vec![(JobId::generate(), job)],
+            };
+            answered(|| caller.store.enqueue(request.clone())).await;
             let Some(lease) = caller.claim_one(TERM).await else {
                 continue;
             };

@@ -9,6 +9,7 @@
 #[allow(dead_code, reason = "Redis needs more of it")]
 #[path = "../support/redis/certs.rs"]
 mod certs;
+mod beside;
 mod complete;
 #[cfg(feature = "cli")]
 mod doctor;

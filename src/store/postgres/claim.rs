@@ -23,7 +23,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         let riders: &[Settlement] = request.settle.as_ref().map_or(&[], |s| &s.settlements);
         let wanted = wanted_grants(riders);
         let rider_names: Vec<&str> = wanted.iter().map(|(queue, _)| queue.as_str()).collect();
-        let ((), first, rider_first, (), queues, rider_queues, grants, now) = tokio::try_join!(biased;
+        let ((), first, rider_first, queues, rider_queues, grants, now) = tokio::try_join!(biased;
             self.begin(),
             self.recall(request.request),
             async {
@@ -32,18 +32,19 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
                     None => Ok(Vec::new()),
                 }
             },
+            // As they are once they are locked: the issuers' last tokens are those of the claim before.
+            // A queue that is made after this is not among them, and is left alone.
             async {
                 let args = args![self.base.namespace => TEXT, names => TEXT_ARRAY];
-                self.run("queues_lock", args).await
+                self.rows("queues_lock", args).await
             },
-            // Read once they are locked: the issuers' last tokens are those of the claim before.
-            self.named(&names),
             self.named(&rider_names),
             self.lock_grants(&wanted),
             self.clock()
         )?;
         self.now = now;
         self.keep(&queues)?;
+        let locked = self.queues.len();
         self.keep(&rider_queues)?;
         let mut settled = Vec::new();
         if let Some(settle) = &request.settle {
@@ -62,13 +63,14 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         }
         let mut claimed = match self.recalled(request.request, Verb::Claim, &first)? {
             Some(first) => self.claim_again(&first, request).await?,
-            None => self.claim_first(request).await?,
+            None => self.claim_first(request, locked).await?,
         };
         claimed.settled = settled;
         Ok(claimed)
     }
 
-    async fn claim_first(&mut self, request: &ClaimRequest) -> Done<Claimed> {
+    /// Serves the first `locked` queues that are kept. Jobs of others are not this claim's to take.
+    async fn claim_first(&mut self, request: &ClaimRequest, locked: usize) -> Done<Claimed> {
         let mut claimed = Claimed::default();
         let mut left = request.max;
         let mut suspect = request.admit_suspect;
@@ -78,7 +80,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             if left == 0 {
                 break;
             }
-            let Some(queue) = self.known(&wanted.queue) else {
+            let Some(queue) = self.known(&wanted.queue).filter(|at| *at < locked) else {
                 continue;
             };
             // Tokens of one process grow across its queues too: a token in a log names one lease.

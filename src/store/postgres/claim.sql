@@ -3,8 +3,13 @@
 -- why  one read, one delete and one grant row, however many jobs. The queue's row is the lock: whoever
 --      takes jobs out of a line holds it, so that the rows of the line need no locks of their own
 
+-- name: claim_plain
+SELECT nth, token, records, due, deadline
+FROM leasehold.claim_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
+                           $21, $22, $23, $24);
+
 -- name: queues_lock
-SELECT id FROM leasehold.queues WHERE namespace = $1 AND name = ANY ($2) ORDER BY id FOR UPDATE;
+SELECT id, name, paused, relaxed, last, floor FROM leasehold.queues WHERE namespace = $1 AND name = ANY ($2) ORDER BY id FOR UPDATE;
 
 -- name: take_due
 WITH due AS (

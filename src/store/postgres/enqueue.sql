@@ -3,6 +3,9 @@
 -- why  places come from a sequence and counts are appended, so that no enqueue waits for another, nor
 --      for a claim; only jobs that share a key wait for each other
 
+-- name: enqueue_plain
+SELECT leasehold.enqueue_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15);
+
 -- name: ids_taken
 SELECT r.id FROM leasehold.ready r JOIN leasehold.queues q ON q.id = r.queue
 WHERE r.id = ANY ($2) AND q.namespace = $1

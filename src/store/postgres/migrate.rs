@@ -11,7 +11,7 @@ use super::tx::args;
 use crate::error::{Error, ErrorKind};
 
 /// Each brings the tables from the version of its place in the list to the next.
-const MIGRATIONS: [&str; 1] = [include_str!("schema.sql")];
+const MIGRATIONS: [&str; 2] = [include_str!("schema.sql"), include_str!("plain.sql")];
 /// The version that this crate writes.
 pub(super) const VERSION: i32 = MIGRATIONS.len() as i32;
 

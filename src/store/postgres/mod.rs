@@ -34,7 +34,8 @@ use self::dial::{Dial, Trust};
 use self::fault::{Done, Fault, explain};
 use self::listen::{Ear, Listener};
 use self::sql::Statements;
-use self::tx::{Bell, Tx};
+use self::plain::Luck;
+use self::tx::{Bell, Tx, args};
 use super::wake::Wakers;
 use super::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
@@ -62,6 +63,7 @@ mod inspect;
 mod listen;
 mod migrate;
 mod place;
+mod plain;
 mod prune;
 mod reap;
 mod renew;
@@ -75,6 +77,8 @@ mod within;
 
 /// How often a call is done again that the server rolled back for the sake of another.
 const TRIES: u32 = 12;
+/// After so many of 256 calls the counts are added up.
+const FOLDS_OF_256: u8 = 8;
 /// A lost wake-up costs at most this.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a server may take to let somebody in. One that is frozen takes for ever.
@@ -203,6 +207,9 @@ struct Base {
     seen: Arc<AtomicU64>,
     /// Which database this is; known once the store is open.
     whose: OnceLock<Uuid>,
+    /// Whether claims, and settlements, have been plain of late.
+    claims: Luck,
+    settlements: Luck,
 }
 
 impl Base {
@@ -316,6 +323,8 @@ impl PostgresStore {
             clock: options.clock.clone(),
             seen,
             whose: OnceLock::new(),
+            claims: Luck::default(),
+            settlements: Luck::default(),
         };
         let shared = Shared {
             config,
@@ -362,6 +371,29 @@ impl PostgresStore {
     fn ring(&self, bells: Vec<Bell>) {
         for (queue, suspect, jobs) in bells {
             self.shared.wakers.wake(&queue, suspect, jobs);
+        }
+    }
+
+    /// Now and then adds up the counts of queues, so that their rows stay few. That is a transaction of
+    /// its own: the call it follows is done, whatever becomes of it.
+    async fn fold(&self, queues: &[impl AsRef<str>]) {
+        if fastrand::u8(..) >= FOLDS_OF_256 {
+            return;
+        }
+        let names: Vec<&str> = queues.iter().map(AsRef::as_ref).collect();
+        let Ok(open) = self.connection().await else {
+            return;
+        };
+        let folded = async {
+            let tx = Tx::new(open.client()?, &self.shared.base, false);
+            for queue in tx.named(&names).await? {
+                let id: i32 = queue.try_get(0)?;
+                tx.run("fold", args![id => INT4]).await?;
+            }
+            Ok::<_, Fault>(())
+        };
+        if folded.await.is_ok() {
+            open.done();
         }
     }
 
@@ -456,7 +488,10 @@ macro_rules! step {
                 let done = {
                     let mut $tx = Tx::new(open.client()?, &$store.shared.base, false);
                     match $body.await {
-                        Ok(answer) => $tx.commit().await.map(|bells| (answer, bells)),
+                        Ok(answer) => {
+                            let bells = $tx.commit().await;
+                            bells.map(|bells| (answer, bells, $tx.tallied()))
+                        }
                         Err(fault) => Err(fault),
                     }
                 };
@@ -469,20 +504,37 @@ macro_rules! step {
             }
             .await;
             match done {
-                Ok((answer, bells)) => {
+                Ok((answer, bells, tallied)) => {
                     $store.ring(bells);
+                    $store.fold(&tallied).await;
                     break Ok(answer);
                 }
-                Err(Fault::Again(_)) if tries < TRIES => {
-                    tries += 1;
-                    let most = 2_u64 << tries.min(7);
-                    let nap = Duration::from_millis(fastrand::u64(0..most));
-                    tokio::time::sleep(nap).await;
-                }
+                Err(Fault::Again(_)) if tries < TRIES => nap(&mut tries).await,
                 Err(fault) => break Err(at($verb, fault.into_error())),
             }
         }
     }};
+}
+
+/// Answers a call that is plain; again if the server rolled it back for another's sake.
+macro_rules! plain {
+    ($verb:expr, $call:expr) => {{
+        let mut tries = 0;
+        loop {
+            match $call.await {
+                Ok(Some(answer)) => return Ok(answer),
+                Ok(None) => break,
+                Err(Fault::Again(_)) if tries < TRIES => nap(&mut tries).await,
+                Err(fault) => return Err(at($verb, fault.into_error())),
+            }
+        }
+    }};
+}
+
+async fn nap(tries: &mut u32) {
+    *tries += 1;
+    let most = 2_u64 << (*tries).min(7);
+    tokio::time::sleep(Duration::from_millis(fastrand::u64(0..most))).await;
 }
 
 #[async_trait]
@@ -521,11 +573,13 @@ impl Store for PostgresStore {
 
     async fn enqueue(&self, request: EnqueueRequest) -> Result<Vec<Enqueued>> {
         request.validate().map_err(|e| at(Verb::Enqueue, e))?;
+        plain!(Verb::Enqueue, self.enqueue_plain(&request));
         step!(self, Verb::Enqueue, tx => tx.enqueue(&request))
     }
 
     async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
         request.validate().map_err(|e| at(Verb::Claim, e))?;
+        plain!(Verb::Claim, self.claim_plain(&request));
         let claimed = step!(self, Verb::Claim, tx => tx.claim(&request));
         // A refused claim is rolled back with the settlements that rode along: they stand by themselves.
         if let (Err(refused), Some(settle)) = (&claimed, &request.settle)
@@ -543,6 +597,7 @@ impl Store for PostgresStore {
 
     async fn settle(&self, request: SettleRequest) -> Result<Vec<Verdict>> {
         request.validate().map_err(|e| at(Verb::Settle, e))?;
+        plain!(Verb::Settle, self.settle_plain(&request));
         step!(self, Verb::Settle, tx => tx.settle(&request))
     }
 

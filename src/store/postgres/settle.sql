@@ -3,6 +3,9 @@
 -- why  the grants are locked first (renew.sql). A settled grant is two deletes; a half-settled one is
 --      compacted, so that one slow job does not pin a megabyte
 
+-- name: settle_plain
+SELECT leasehold.settle_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13);
+
 -- name: records
 SELECT queue, id, heads, records FROM leasehold.records
 WHERE (queue, id) IN (SELECT queue, id FROM unnest($1::integer[], $2::bigint[]) AS k (queue, id));

@@ -238,6 +238,9 @@ impl<'c, C: GenericClient + Sync> Tx<'c, C> {
     }
 
     /// Writes everything and commits, in one round trip if no key changes hands.
+    ///
+    /// Each of what is joined sends at most one statement: a second one would be sent when the first
+    /// is answered, which is after the commit.
     pub(super) async fn commit(&mut self) -> Done<Vec<Bell>> {
         self.pass_keys().await?;
         self.compact().await?;
@@ -252,8 +255,10 @@ impl<'c, C: GenericClient + Sync> Tx<'c, C> {
             self.save_tallies(),
             self.save_issuers(),
             self.save_answers(),
-            self.ring(),
+            self.save_touched(),
+            self.ring_riding(),
             self.end(),
+            self.ring_after(),
         )?;
         Ok(std::mem::take(&mut self.bells))
     }
@@ -275,14 +280,13 @@ impl<'c, C: GenericClient + Sync> Tx<'c, C> {
         }
         let tallies = tallies.concat();
         self.run("tally", args![ids => INT4_ARRAY, tallies => INT8_ARRAY])
-            .await?;
-        // Now and then, so that they stay few. In the caller's transaction the rows would stay locked.
-        if !self.riding && fastrand::u8(..) < 8 {
-            for id in ids {
-                self.run("fold", args![id => INT4]).await?;
-            }
-        }
-        Ok(())
+            .await
+    }
+
+    /// The queues to whose counts this transaction has added.
+    pub(super) fn tallied(&self) -> Vec<String> {
+        let changed = self.queues.iter().filter(|queue| !queue.tally.is_nothing());
+        changed.map(|queue| queue.name.to_string()).collect()
     }
 
     async fn save_issuers(&self) -> Done<()> {
@@ -297,10 +301,25 @@ impl<'c, C: GenericClient + Sync> Tx<'c, C> {
             .await
     }
 
-    /// Tells the other processes. Their sleepers wake when the transaction is committed.
-    async fn ring(&self) -> Done<()> {
-        let bells: BTreeSet<String> = self
-            .bells
+    /// Tells the other processes when the caller commits.
+    async fn ring_riding(&self) -> Done<()> {
+        if self.riding {
+            self.ring(&self.bells).await?;
+        }
+        Ok(())
+    }
+
+    /// Tells the other processes once it is committed. Those that ring in a transaction wait for each
+    /// other until it is on disk. A bell that is lost costs a second.
+    async fn ring_after(&self) -> Done<()> {
+        if !self.riding {
+            let _ = self.ring(&self.bells).await;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn ring(&self, bells: &[Bell]) -> Done<()> {
+        let bells: BTreeSet<String> = bells
             .iter()
             .map(|(queue, suspect, jobs)| self.base.bell(queue, *suspect, *jobs))
             .collect();

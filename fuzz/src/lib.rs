@@ -1,6 +1,9 @@
 //! What must hold for any bytes. The fuzz targets call these, and so does `tests/property.rs` with
 //! bytes of its own, where no fuzzer is at hand.
 
+#[cfg(all(feature = "dashboard", feature = "http"))]
+pub mod http;
+
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 

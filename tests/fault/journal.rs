@@ -256,8 +256,17 @@ fn acknowledged(events: &[Event]) -> u64 {
 
 /// Jobs whose completion was accepted under more than one token.
 fn duplicated(events: &[Event]) -> u64 {
+    let mut done: HashMap<JobId, usize> = HashMap::new();
+    for (job, _) in accepted(events) {
+        *done.entry(job).or_default() += 1;
+    }
+    done.values().filter(|tokens| **tokens > 1).count() as u64
+}
+
+/// The completions that were accepted, each once.
+pub(crate) fn accepted(events: &[Event]) -> HashSet<(JobId, FencingToken)> {
     let mut asked = HashMap::new();
-    let mut done: HashMap<JobId, HashSet<FencingToken>> = HashMap::new();
+    let mut done = HashSet::new();
     for event in events {
         match &event.what {
             What::Invoke(
@@ -279,14 +288,14 @@ fn duplicated(events: &[Event]) -> u64 {
                 };
                 for ((receipt, ending), verdict) in note.settlements.iter().zip(verdicts) {
                     if *ending == Ending::Complete && verdict.is_held() {
-                        done.entry(receipt.job).or_default().insert(receipt.token);
+                        done.insert((receipt.job, receipt.token));
                     }
                 }
             }
             _ => {}
         }
     }
-    done.values().filter(|tokens| tokens.len() > 1).count() as u64
+    done
 }
 
 /// Refusals in one answer. Not of renewals: they are refused for what was settled meanwhile, too.

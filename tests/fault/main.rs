@@ -32,10 +32,14 @@ mod world;
 #[cfg(feature = "redis")]
 mod deploy;
 mod drain;
+#[cfg(feature = "redis")]
+mod failover;
 mod freeze;
 mod full;
 mod kill;
 mod lockset;
+#[cfg(feature = "redis")]
+mod memory;
 #[cfg(feature = "redis")]
 mod one_step;
 #[cfg(feature = "redis")]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use leasehold::clock::{Clock as _, SystemClock};
 use leasehold::job::JobOptions;
 use leasehold::store::{
     Outcome, RequestId, SessionId, SettleRequest, Settlement, SqliteStore, Store,
@@ -228,6 +229,7 @@ impl Hand {
             Errand::Note { .. } => {}
             Errand::Poison { millis } => {
                 tokio::time::sleep(Duration::from_millis(millis)).await;
+                self.last_words();
                 std::process::abort();
             }
             Errand::Pay { together } => return self.pay(together, ctx),
@@ -256,14 +258,19 @@ impl Hand {
 
     /// Leaves a mark that outlives the process: this job was worked to its end.
     fn mark(&self, ctx: &Context) {
-        let path = self.role.marks.join("done");
-        let mut file = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(path)
-            .unwrap();
-        let line = format!("{} {}\n", ctx.job_id(), ctx.token());
-        file.write_all(line.as_bytes()).unwrap();
+        self.note("done", &format!("{} {}\n", ctx.job_id(), ctx.token()));
+    }
+
+    /// When the process died, on the store's clock.
+    fn last_words(&self) {
+        let now = SystemClock.now().as_micros();
+        self.note("died", &format!("{} {now}\n", self.role.owner));
+    }
+
+    fn note(&self, file: &str, line: &str) {
+        let path = self.role.marks.join(file);
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        file.unwrap().write_all(line.as_bytes()).unwrap();
     }
 
     /// Works without looking at the bell. Whoever stood still meanwhile tries everything that the

@@ -1,15 +1,24 @@
 //! Where a case of the campaign plays: a store, registers, a journal, and a crew to be hired.
 
+#[cfg(feature = "redis")]
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use leasehold::clock::Timestamp;
+#[cfg(feature = "redis")]
+use leasehold::inspect::JobView;
 use leasehold::inspect::QueueView;
-use leasehold::store::conformance::history::Final;
+use leasehold::store::conformance::history::{Answer, Final, What};
 use leasehold::{Client, NewJob};
+#[cfg(feature = "redis")]
+use leasehold::{FencingToken, JobId};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::crew::{Chore, CrewRole, HandClock};
+#[cfg(feature = "redis")]
+use crate::journal::accepted;
 use crate::journal::{Judgement, read};
 use crate::process::Process;
 use crate::register::Place;
@@ -159,6 +168,32 @@ impl Stage {
         Judgement::of(&read(&self.journal), &last)
     }
 
+    /// The claims that were granted something: who claimed, and when on the host's clock, in order.
+    pub(crate) fn grants(&self) -> Vec<(u32, Timestamp)> {
+        let events = read(&self.journal).into_iter();
+        let granted = events.filter_map(|event| match event.what {
+            What::Ok(Answer::Claimed { grants, .. }) if !grants.is_empty() => {
+                Some((event.process, event.clock?))
+            }
+            _ => None,
+        });
+        let mut granted: Vec<_> = granted.collect();
+        granted.sort_unstable_by_key(|(_, at)| *at);
+        granted
+    }
+
+    /// Completions that were accepted, and of which what is left knows nothing: the job is gone, or
+    /// was completed under another token.
+    #[cfg(feature = "redis")]
+    pub(crate) fn settlements_lost(&self, left: &[JobView]) -> u64 {
+        let kept: HashSet<(JobId, FencingToken)> = left
+            .iter()
+            .filter_map(|view| Some((view.job.id, view.job.history.last()?.token)))
+            .collect();
+        let accepted = accepted(&read(&self.journal));
+        accepted.difference(&kept).count() as u64
+    }
+
     /// The longest that the machine has kept somebody waiting who had little to do.
     pub(crate) fn lag(&self) -> Duration {
         pulse::longest(self.began)
@@ -192,7 +227,7 @@ impl Stage {
 }
 
 /// Feels how long the machine keeps somebody waiting who has little to do. One for all stages.
-mod pulse {
+pub(crate) mod pulse {
     use std::sync::{Mutex, Once};
     use std::time::{Duration, Instant};
 
@@ -204,7 +239,7 @@ mod pulse {
 
     static LATE: Mutex<Vec<(Instant, Duration)>> = Mutex::new(Vec::new());
 
-    pub(super) fn start() {
+    pub(crate) fn start() {
         static START: Once = Once::new();
         START.call_once(|| {
             std::thread::spawn(|| {
@@ -227,7 +262,7 @@ mod pulse {
     }
 
     /// The longest since then.
-    pub(super) fn longest(since: Instant) -> Duration {
+    pub(crate) fn longest(since: Instant) -> Duration {
         let late = LATE.lock().unwrap();
         let late = late.iter().rev().take_while(|(start, _)| *start >= since);
         late.map(|(_, late)| *late).max().unwrap_or_default()

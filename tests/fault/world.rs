@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use leasehold::clock::Timestamp;
 use leasehold::inspect::{self, JobView, LeaseFilter, LeaseView, Page, QueueView};
 use leasehold::job::{JobState, QueueName, limits};
 use leasehold::store::{MemoryStore, SqliteStore, Store};
@@ -174,6 +175,17 @@ impl World {
         let lines = std::fs::read_to_string(self.marks.join("done")).unwrap_or_default();
         let ids = lines.lines().filter_map(|line| line.split(' ').next());
         ids.map(|id| id.parse().unwrap()).collect()
+    }
+
+    /// The owners whose processes died of a job, and when on the store's clock.
+    pub(crate) fn died(&self) -> Vec<(String, Timestamp)> {
+        let lines = std::fs::read_to_string(self.marks.join("died")).unwrap_or_default();
+        let died = lines.lines().filter_map(|line| line.split_once(' '));
+        died.map(|(owner, at)| {
+            let at = Timestamp::from_micros(at.parse().unwrap());
+            (owner.to_owned(), at)
+        })
+        .collect()
     }
 
     /// What a job left in the resource that nobody guards.

@@ -23,6 +23,7 @@ mod trace;
 mod world;
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::panic::{catch_unwind, resume_unwind};
 use std::str::FromStr;
 use std::sync::Mutex;
@@ -102,36 +103,46 @@ impl FromStr for Case {
     }
 }
 
-/// How many seeds: a few in the daily run, many in the campaign, or as many as `LEASEHOLD_SEEDS`.
-fn seeds(daily: u64, campaign: u64) -> u64 {
-    let asked = std::env::var("LEASEHOLD_SEEDS").ok();
-    let asked = asked.map(|text| text.parse().expect("LEASEHOLD_SEEDS is a number"));
+/// Which seeds: a few in the daily run, many in the campaign, or those of `LEASEHOLD_SEEDS`: a number,
+/// or the first and the last of a piece of a longer run.
+fn seeds(daily: u64, campaign: u64) -> RangeInclusive<u64> {
     let usual = match std::env::var_os("LEASEHOLD_CAMPAIGN") {
         Some(_) => campaign,
         None => daily,
     };
-    asked.unwrap_or(usual)
+    let Ok(asked) = std::env::var("LEASEHOLD_SEEDS") else {
+        return 1..=usual;
+    };
+    let number = |text: &str| text.parse().expect("LEASEHOLD_SEEDS is N, or FIRST-LAST");
+    match asked.split_once('-') {
+        Some((first, last)) => number(first)..=number(last),
+        None => 1..=number(&asked),
+    }
 }
 
-/// Runs the seeds on all cores, and returns what was seen.
-fn sweep(goal: Goal, engine: Engine, seeds: u64) -> Seen {
-    let (next, total) = (AtomicU64::new(1), Mutex::new(Seen::default()));
+/// Runs the seeds on all cores, or on as many as `LEASEHOLD_THREADS`, and returns what was seen.
+fn sweep(goal: Goal, engine: Engine, seeds: RangeInclusive<u64>) -> Seen {
+    let (next, total) = (AtomicU64::new(*seeds.start()), Mutex::new(Seen::default()));
+    let last = *seeds.end();
     let work = || {
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed > seeds {
+            if seed > last {
                 return;
             }
             let case = Case { goal, engine, seed };
             let right = catch_unwind(|| case.assert_right()).unwrap_or_else(|panic| {
                 // The others stop at their next seed.
-                next.store(seeds + 1, Ordering::Relaxed);
+                next.store(last + 1, Ordering::Relaxed);
                 resume_unwind(panic)
             });
             total.lock().expect("nobody panics with it").add(right);
         }
     };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let asked = std::env::var("LEASEHOLD_THREADS").ok();
+    let asked = asked.map(|text| text.parse().expect("LEASEHOLD_THREADS is a number"));
+    let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = asked.unwrap_or_else(cores);
     std::thread::scope(|scope| {
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
         for thread in running {
@@ -139,7 +150,7 @@ fn sweep(goal: Goal, engine: Engine, seeds: u64) -> Seen {
         }
     });
     let seen = total.into_inner().expect("nobody panics with it");
-    println!("{goal:?} on {engine:?}: {seen:?}");
+    println!("{goal:?} on {engine:?}, seeds {seeds:?}: {seen:?}");
     seen
 }
 

@@ -203,3 +203,70 @@ pub async fn limits_are_checked(d: &Driver) {
     }
     assert_eq!(d.snapshot().await, before);
 }
+
+/// The same sequence is written over: a repeat after a lost answer may say more.
+pub async fn the_same_sequence_is_written_over(d: &Driver) {
+    let held = d.held(job()).await;
+    for state in ["one", "two", ""] {
+        assert_eq!(d.checkpoint(&held, 5, state).await, SAVED);
+        let saved = d.view(held.id()).await.job.checkpoint.clone();
+        let saved = saved.expect("a checkpoint");
+        assert_eq!((saved.seq, &saved.bytes[..]), (5, state.as_bytes()));
+    }
+}
+
+/// Sequences are compared as whole numbers, up to the largest.
+pub async fn sequences_are_whole_numbers(d: &Driver) {
+    let held = d.held(job()).await;
+    let mut last = None;
+    let seqs = [
+        0,
+        1,
+        255,
+        256,
+        (1 << 32) - 1,
+        1 << 32,
+        (1 << 32) + 1,
+        1 << 53,
+        (1 << 53) + 1,
+        (1 << 63) - 1,
+        1 << 63,
+        u64::MAX - 1,
+        u64::MAX,
+    ];
+    for seq in seqs {
+        assert_eq!(d.checkpoint(&held, seq, "x").await, SAVED, "{seq}");
+        if let Some(last) = last {
+            let behind = Checkpointed::Behind { seq };
+            assert_eq!(d.checkpoint(&held, last, "y").await, behind, "{last}");
+        }
+        last = Some(seq);
+    }
+    d.settled(&held, surrender()).await;
+    let saved = d.claim_one().await.job.checkpoint.clone();
+    assert_eq!(saved.expect("a checkpoint").seq, u64::MAX);
+}
+
+/// What a lease saves is its own: its siblings have theirs, or none.
+pub async fn each_lease_saves_its_own(d: &Driver) {
+    d.enqueue_many(3).await;
+    let held = d.claim(3).await;
+    assert_eq!(d.checkpoint(&held[2], 9, "two").await, SAVED);
+    assert_eq!(d.checkpoint(&held[0], 1, "zero").await, SAVED);
+    for held in &held {
+        d.settled(held, surrender()).await;
+    }
+    let saved: Vec<_> = d
+        .claim(3)
+        .await
+        .iter()
+        .map(|held| {
+            let saved = held.job.checkpoint.as_ref()?;
+            Some((saved.token, saved.seq, saved.bytes.clone()))
+        })
+        .collect();
+    let zero = (held[0].token(), 1, Bytes::from_static(b"zero"));
+    let two = (held[2].token(), 9, Bytes::from_static(b"two"));
+    // Each surrender goes ahead of the one before.
+    assert_eq!(saved, [Some(two), None, Some(zero)]);
+}

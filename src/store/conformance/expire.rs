@@ -4,7 +4,7 @@ use super::driver::{Driver, TERM, complete, job, queue_named, retry, secs};
 use crate::error::ErrorKind;
 use crate::job::{JobState, limits};
 use crate::lease::{Cause, LeaseEnd, Progress};
-use crate::store::{ReapRequest, Renewal};
+use crate::store::{Command, LeaseSelect, ReapRequest, Renewal};
 
 /// At its deadline a lease is overdue, and not a microsecond before.
 pub async fn begins_at_the_deadline(d: &Driver) {
@@ -181,4 +181,72 @@ pub async fn a_dead_fleet_is_reaped_in_steps(d: &Driver) {
     }
     assert_eq!(steps, [1_000, 1_000, 500, 0]);
     assert_eq!(d.queue().await.counts.ready, 2_500);
+}
+
+/// As many as asked, to the lease: across grants, and in the middle of one.
+pub async fn exactly_as_many_as_asked(d: &Driver) {
+    let mut tokens = Vec::new();
+    for name in ["a", "b", "a"] {
+        let jobs = vec![job().queue(name).expect("a name"); 3];
+        d.enqueue_all(jobs).await;
+        let mut request = d.claim_request(3);
+        request.queues[0].queue = queue_named(name);
+        let claimed = d.claim_as(request).await;
+        tokens.extend(claimed.grants[0].leases.iter().map(|lease| lease.token));
+        d.advance(secs(1)).await;
+    }
+    d.advance(TERM).await;
+    let mut from = 0;
+    for (max, got) in [(1, 1), (4, 4), (2, 2), (3, 2), (1, 0)] {
+        let reaped: Vec<_> = d.reap(max).await.iter().map(|e| e.token).collect();
+        assert_eq!(reaped, tokens[from..from + got], "of {max}");
+        from += got;
+    }
+    assert_eq!(from, tokens.len());
+}
+
+/// What is not yet overdue is left alone, beside what is.
+pub async fn the_living_stay(d: &Driver) {
+    d.enqueue_many(4).await;
+    let old = d.claim(2).await;
+    d.advance(secs(1)).await;
+    let young = d.claim(2).await;
+    d.advance(TERM - secs(1)).await;
+    let reaped: Vec<_> = d.reap(9).await.iter().map(|e| e.token).collect();
+    assert_eq!(reaped, [old[0].token(), old[1].token()]);
+    for held in &young {
+        d.settled(held, complete()).await;
+    }
+}
+
+/// Deadlines, lapses and lifetimes count toward one limit; failures and revokes do not.
+pub async fn every_cause_counts_toward_the_limit(d: &Driver) {
+    let mut new = job();
+    new.options.max_expiries = 4;
+    new.options.max_lifetime = Some(TERM + secs(10));
+    let id = d.enqueue(new).await;
+    let counts = async |state, failures, expiries| {
+        let view = d.view(id).await;
+        let found = (view.state, view.job.failures, view.job.expiries);
+        assert_eq!(found, (state, failures, expiries));
+    };
+    d.claim_one().await;
+    d.expire_all().await;
+    counts(JobState::Ready, 0, 1).await;
+    let held = d.claim_one().await;
+    d.settled(&held, retry(secs(0))).await;
+    let held = d.claim_one().await;
+    assert_eq!(d.renew(held.lapse()).await, Renewal::Fenced);
+    counts(JobState::Ready, 1, 2).await;
+    d.claim_one().await;
+    d.control(Command::Revoke(LeaseSelect::Job(id))).await;
+    counts(JobState::Ready, 1, 2).await;
+    let held = d.claim_one().await;
+    d.advance(secs(50)).await;
+    assert!(matches!(d.renew(held.beat()).await, Renewal::Held { .. }));
+    assert_eq!(d.expire_all().await[0].cause, Cause::Lifetime);
+    counts(JobState::Ready, 1, 3).await;
+    d.claim_one().await;
+    d.expire_all().await;
+    counts(JobState::Dead, 1, 4).await;
 }

@@ -1,10 +1,13 @@
 //! fence: whatever is stale is refused, and changes nothing.
 
 use super::driver::{
-    Driver, Held, TERM, bury, complete, job, queue_named, retry, secs, snooze, surrender,
+    Driver, HELD, Held, TERM, bury, complete, job, queue_named, retry, secs, snooze, surrender,
 };
-use crate::lease::{FencingToken, Nonce, Receipt};
-use crate::store::{Checkpointed, Command, LeaseSelect, Renewal, Select};
+use crate::job::JobState;
+use crate::lease::{FencingToken, Nonce, Receipt, Verdict};
+use crate::store::{
+    Checkpoint, CheckpointRequest, Checkpointed, Command, LeaseSelect, Renewal, Select,
+};
 
 /// Every call of a stale holder is refused, and nothing changes but the count.
 async fn is_fenced(d: &Driver, held: &Held) {
@@ -245,4 +248,69 @@ pub async fn setting_the_clock_back_revives_nothing(d: &Driver) {
     d.expire_all().await;
     d.set_back(TERM).await;
     is_fenced(d, &held).await;
+}
+
+/// A forged proof spoils no good one beside it, and is carried by none: in one call, on every side.
+pub async fn a_forged_proof_beside_good_ones(d: &Driver) {
+    for forged in 0..3 {
+        d.enqueue_many(3).await;
+        let mut held = d.claim(3).await;
+        let good = held[forged].clone();
+        let mut bytes = *good.receipt.nonce().as_bytes();
+        bytes[15] ^= 1;
+        held[forged].receipt.nonce = Nonce::from_bytes(bytes);
+
+        let points = held.iter().map(|held| Checkpoint {
+            receipt: held.receipt.clone(),
+            seq: 1,
+            bytes: "state".into(),
+        });
+        let request = CheckpointRequest {
+            request: d.request(),
+            checkpoints: points.collect(),
+        };
+        let saved = d.store().checkpoint(request).await.expect("checkpoint");
+        let fenced: Vec<_> = saved.iter().map(|s| *s == Checkpointed::Fenced).collect();
+        assert_eq!(fenced, [0, 1, 2].map(|at| at == forged), "checkpoint");
+        assert_eq!(d.view(good.id()).await.job.checkpoint, None);
+
+        let all = held.iter().map(|held| (held, complete())).collect();
+        let request = d.settle_request(all);
+        let verdicts = d.store().settle(request).await.expect("settle");
+        let fenced: Vec<_> = verdicts.iter().map(|v| v.is_fenced()).collect();
+        assert_eq!(fenced, [0, 1, 2].map(|at| at == forged), "settle");
+        assert_eq!(d.state(good.id()).await, Some(JobState::Leased));
+        d.settled(&good, complete()).await;
+    }
+}
+
+/// The same for the other parts of a receipt: a job or a token of another lease beside good ones.
+pub async fn a_mixed_receipt_beside_good_ones(d: &Driver) {
+    d.enqueue_many(4).await;
+    let held = d.claim(4).await;
+    let mut mixed = held[1].clone();
+    mixed.receipt.job = held[3].id();
+    let mut moved = held[2].clone();
+    moved.receipt.token = held[3].token();
+    let all = [&held[0], &mixed, &moved, &held[3]];
+    let request = d.settle_request(all.map(|held| (held, complete())).to_vec());
+    let verdicts = d.store().settle(request).await.expect("settle");
+    assert_eq!(verdicts, [HELD, Verdict::Fenced, Verdict::Fenced, HELD]);
+    for held in &held[1..3] {
+        assert_eq!(d.state(held.id()).await, Some(JobState::Leased));
+        d.settled(held, complete()).await;
+    }
+}
+
+/// The randomness of one claim proves nothing about another's grant, though both are the caller's.
+pub async fn a_proof_is_of_one_claim(d: &Driver) {
+    d.enqueue_many(2).await;
+    let (a, b) = (d.claim(1).await.remove(0), d.claim(1).await.remove(0));
+    let mut crossed = b.clone();
+    crossed.receipt.nonce = *a.receipt.nonce();
+    is_fenced(d, &crossed).await;
+    let all = vec![(&a, complete()), (&crossed, complete())];
+    let verdicts = d.store().settle(d.settle_request(all)).await;
+    assert_eq!(verdicts.expect("settle"), [HELD, Verdict::Fenced]);
+    d.settled(&b, complete()).await;
 }

@@ -81,6 +81,11 @@ macro_rules! __conformance_cases {
                 is_never_replayed
                 limits_are_checked
                 a_renewed_lease_is_not_late
+                foreign_leases_do_not_lapse
+                foreign_leases_are_not_renewed
+                a_cancel_is_told_of_one_lease
+                a_cancelled_job_lapses_into_cancelled
+                refused_leases_are_counted
             }
             fence {
                 after_expiry
@@ -94,6 +99,9 @@ macro_rules! __conformance_cases {
                 a_zombie_saves_no_checkpoint
                 a_receipt_survives_its_text
                 setting_the_clock_back_revives_nothing
+                a_forged_proof_beside_good_ones
+                a_mixed_receipt_beside_good_ones
+                a_proof_is_of_one_claim
             }
             settle {
                 complete_deletes_without_retention
@@ -115,6 +123,11 @@ macro_rules! __conformance_cases {
                 a_long_reason_is_cut
                 limits_are_checked
                 many_in_one_call
+                each_in_its_own_way
+                late_is_told_of_each_grant
+                a_cancel_is_told_of_one_lease
+                a_mark_is_believed_up_to_a_day
+                what_is_left_of_a_grant_is_whole
             }
             checkpoint {
                 the_next_claim_gets_it
@@ -127,6 +140,9 @@ macro_rules! __conformance_cases {
                 answers_come_in_order
                 empty_state_is_state
                 limits_are_checked
+                the_same_sequence_is_written_over
+                sequences_are_whole_numbers
+                each_lease_saves_its_own
             }
             expire {
                 begins_at_the_deadline
@@ -140,6 +156,9 @@ macro_rules! __conformance_cases {
                 limits_are_checked
                 a_clock_set_back_expires_nothing
                 a_dead_fleet_is_reaped_in_steps
+                exactly_as_many_as_asked
+                the_living_stay
+                every_cause_counts_toward_the_limit
             }
             control {
                 every_command_is_on_record

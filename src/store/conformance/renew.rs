@@ -340,3 +340,98 @@ pub async fn a_renewed_lease_is_not_late(d: &Driver) {
     d.advance(secs(50)).await;
     assert_eq!(d.settle(&held, complete()).await, HELD);
 }
+
+/// A beat lets no lease lapse that is not of its grant.
+pub async fn foreign_leases_do_not_lapse(d: &Driver) {
+    d.enqueue_many(5).await;
+    let mine = d.claim_as(d.claim_request(2)).await;
+    let others = d.claim(2).await;
+    d.advance(secs(1)).await;
+    let mut beat = Beat::of(&mine.grants[0]);
+    let last = beat.leases[1].get();
+    beat.lapse = others.iter().map(Held::token).collect();
+    beat.lapse.extend([
+        FencingToken::new(beat.grant.get() - 1),
+        FencingToken::new(last + limits::GRANT_LEASES as u64),
+        FencingToken::new(u64::MAX),
+    ]);
+    assert_eq!(d.renew(beat).await, held_for(TERM));
+    assert_eq!(d.ledger().await.expired(), 0);
+    for held in &others {
+        let lease = d.view(held.id()).await.lease.expect("it lives");
+        assert_eq!((lease.time_left, lease.renewals), (TERM - secs(1), 0));
+        d.settled(held, complete()).await;
+    }
+}
+
+/// A beat that names foreign leases is told that they are not the holder's; they are not renewed.
+pub async fn foreign_leases_are_not_renewed(d: &Driver) {
+    d.enqueue_many(3).await;
+    let mine = d.claim_as(d.claim_request(1)).await;
+    let others = d.claim(2).await;
+    d.advance(secs(40)).await;
+    let mut beat = Beat::of(&mine.grants[0]);
+    let own = beat.leases[0];
+    let before = FencingToken::new(beat.grant.get() - 1);
+    beat.leases = vec![others[0].token(), own, before, others[1].token()];
+    let progress = |done| Progress {
+        done,
+        total: None,
+        note: String::new(),
+    };
+    beat.progress = vec![(others[0].token(), progress(9)), (own, progress(1))];
+    let told = Renewal::Held {
+        granted: TERM,
+        cancel: Vec::new(),
+        fenced: vec![others[0].token(), before, others[1].token()],
+    };
+    assert_eq!(d.renew(beat).await, told);
+    assert_eq!(d.ledger().await.fenced, 3);
+    let lease = d.view(others[0].id()).await.lease.expect("a lease");
+    assert_eq!((lease.time_left, lease.progress), (secs(20), None));
+    d.advance(secs(20)).await;
+    assert_eq!(d.reap(9).await.len(), 2);
+    let held = &Held::all(&mine)[0];
+    let lease = d.view(held.id()).await.lease.expect("a lease");
+    assert_eq!(lease.progress.expect("progress").done, 1);
+}
+
+/// A cancel is told of the one lease that it is about, by its token.
+pub async fn a_cancel_is_told_of_one_lease(d: &Driver) {
+    d.enqueue_many(4).await;
+    let claimed = d.claim_as(d.claim_request(4)).await;
+    let held = Held::all(&claimed);
+    d.settled(&held[0], complete()).await;
+    d.control(Command::Cancel(Select::Job(held[2].id()))).await;
+    let told = Renewal::Held {
+        granted: TERM,
+        cancel: vec![held[2].token()],
+        fenced: vec![held[0].token()],
+    };
+    assert_eq!(d.renew(Beat::of(&claimed.grants[0])).await, told);
+}
+
+/// A cancelled job whose lease lapses is cancelled, whatever its expiries.
+pub async fn a_cancelled_job_lapses_into_cancelled(d: &Driver) {
+    d.enqueue_many(2).await;
+    let held = d.claim(2).await;
+    d.control(Command::Cancel(Select::Job(held[0].id()))).await;
+    let mut beat = held[1].beat();
+    beat.lapse = vec![held[0].token()];
+    assert_eq!(d.renew(beat).await, held_for(TERM));
+    let view = d.view(held[0].id()).await;
+    assert_eq!((view.state, view.job.expiries), (JobState::Cancelled, 1));
+    assert_eq!(d.ledger().await.expired_stalled, 1);
+}
+
+/// Every refused lease of a beat is counted, those that were to lapse too.
+pub async fn refused_leases_are_counted(d: &Driver) {
+    d.enqueue_many(5).await;
+    let claimed = d.claim_as(d.claim_request(5)).await;
+    let mut beat = Beat::of(&claimed.grants[0]);
+    beat.lapse = beat.leases.split_off(2);
+    d.advance(TERM).await;
+    d.unchanged(async || assert_eq!(d.renew(beat.clone()).await, Renewal::Fenced))
+        .await;
+    assert_eq!(d.ledger().await.fenced, 5);
+}

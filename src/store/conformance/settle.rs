@@ -2,12 +2,14 @@
 
 use bytes::Bytes;
 
-use super::driver::{Driver, HELD, TERM, bury, complete, job, retry, secs, snooze, surrender};
+use super::driver::{
+    Driver, HELD, TERM, bury, complete, job, queue, retry, secs, snooze, surrender,
+};
 use crate::error::ErrorKind;
-use crate::job::{JobState, limits};
-use crate::lease::{FencingToken, LeaseEnd, Verdict};
+use crate::job::{JobState, Kind, NewJob, limits};
+use crate::lease::{FencingToken, Issuer, LeaseEnd, Verdict};
 use crate::lifecycle::DISBELIEVED_DELAY;
-use crate::store::{Outcome, SettleRequest};
+use crate::store::{Checkpointed, Command, Outcome, Select, SettleRequest};
 
 const LATE: Verdict = Verdict::Held {
     late: true,
@@ -267,4 +269,138 @@ pub async fn many_in_one_call(d: &Driver) {
         .await;
     assert_eq!(verdicts.expect("settle"), vec![HELD; 1_000]);
     assert_eq!(d.ledger().await.completed, 1_000);
+}
+
+/// One call may end leases of several grants, each in its own way; a stale one ends none of them.
+pub async fn each_in_its_own_way(d: &Driver) {
+    d.enqueue_all(vec![job().retention(secs(60)); 6]).await;
+    let mut held = d.claim(4).await;
+    held.extend(d.claim(2).await);
+    d.settled(&held[1], bury()).await;
+    let outcomes = [
+        retry(secs(9)),
+        complete(),
+        surrender(),
+        complete(),
+        bury(),
+        snooze(secs(9)),
+    ];
+    let all = held.iter().zip(outcomes).collect();
+    let verdicts = d.store().settle(d.settle_request(all)).await;
+    let mut expected = vec![HELD; 6];
+    expected[1] = Verdict::Fenced;
+    assert_eq!(verdicts.expect("settle"), expected);
+    let states = [
+        (JobState::Scheduled, 1),
+        (JobState::Dead, 1),
+        (JobState::Ready, 0),
+        (JobState::Completed, 0),
+        (JobState::Dead, 1),
+        (JobState::Scheduled, 0),
+    ];
+    for (held, state) in held.iter().zip(states) {
+        let view = d.view(held.id()).await;
+        assert_eq!((view.state, view.job.failures), state);
+        assert_eq!((view.job.expiries, view.job.history.len()), (0, 1));
+    }
+    let ledger = d.ledger().await;
+    assert_eq!((ledger.released(), ledger.fenced), (6, 1));
+}
+
+/// Whether a lease is late is told for each grant, and only held ones are counted.
+pub async fn late_is_told_of_each_grant(d: &Driver) {
+    d.enqueue_many(4).await;
+    let early = d.claim(2).await;
+    d.advance(secs(1)).await;
+    let later = d.claim(2).await;
+    d.settled(&early[1], complete()).await;
+    d.advance(TERM - secs(1)).await;
+    let all = [&early[0], &early[1], &later[0], &later[1]];
+    let request = d.settle_request(all.map(|held| (held, complete())).to_vec());
+    let verdicts = d.store().settle(request).await.expect("settle");
+    assert_eq!(verdicts, [LATE, Verdict::Fenced, HELD, HELD]);
+    let ledger = d.ledger().await;
+    assert_eq!((ledger.late, ledger.completed), (1, 4));
+}
+
+/// A cancel is told of the one lease that it is about.
+pub async fn a_cancel_is_told_of_one_lease(d: &Driver) {
+    d.enqueue_many(3).await;
+    let held = d.claim(3).await;
+    d.control(Command::Cancel(Select::Job(held[1].id()))).await;
+    let all = held.iter().map(|held| (held, complete())).collect();
+    let verdicts = d.store().settle(d.settle_request(all)).await;
+    let told = Verdict::Held {
+        late: false,
+        cancel: true,
+    };
+    assert_eq!(verdicts.expect("settle"), [HELD, told, HELD]);
+    assert_eq!(d.ledger().await.completed, 3);
+}
+
+/// A mark up to a day ahead is believed, a microsecond more is not.
+pub async fn a_mark_is_believed_up_to_a_day(d: &Driver) {
+    // A first token may be ahead of the clock; after a while it is the clock.
+    d.settled(&d.held(job()).await, complete()).await;
+    d.advance(secs(1)).await;
+    let id = d.enqueue(job()).await;
+    let far = |held: &super::Held, more: u64| {
+        let day = u64::try_from(Issuer::BELIEF.as_micros()).expect("a day");
+        let mark = FencingToken::new(held.token().get() + day + more);
+        let delay = secs(0);
+        let mark = Some(mark);
+        Outcome::Surrender { delay, mark }
+    };
+    let held = d.claim_one().await;
+    d.settled(&held, far(&held, 1)).await;
+    let view = d.view(id).await;
+    assert_eq!((view.state, view.job.failures), (JobState::Scheduled, 1));
+    d.advance(DISBELIEVED_DELAY).await;
+    let held = d.claim_one().await;
+    d.settled(&held, far(&held, 0)).await;
+    let view = d.view(id).await;
+    assert_eq!((view.state, view.job.failures), (JobState::Ready, 1));
+    let mark = held.token().get() + 24 * 3_600 * 1_000_000;
+    assert!(d.claim_one().await.token().get() > mark);
+}
+
+/// What is left of a grant is whole, however many of its leases have ended, in whatever order.
+pub async fn what_is_left_of_a_grant_is_whole(d: &Driver) {
+    let new = |at: usize| {
+        let kind = Kind::new(format!("kind-{at}")).expect("a name");
+        let mut new = NewJob::raw(queue(), kind, vec![at as u8; 3_000 + 100 * at]);
+        new.options.retention = (at % 3 == 0).then_some(secs(60));
+        new.header("at", at.to_string())
+    };
+    let ids = d.enqueue_all((0..16).map(new).collect()).await;
+    let held = d.claim(16).await;
+    assert!(matches!(
+        d.checkpoint(&held[15], 7, "fifteen").await,
+        Checkpointed::Saved { .. }
+    ));
+    let mut left: Vec<usize> = (0..16).collect();
+    for at in [3, 0, 14, 7, 8, 1, 12, 6, 5, 11, 13, 2] {
+        d.settled(&held[at], complete()).await;
+        left.retain(|other| *other != at);
+        let shown: Vec<_> = d.jobs(JobState::Leased).await;
+        assert_eq!(shown, left.iter().map(|at| ids[*at]).collect::<Vec<_>>());
+        d.unchanged(async || assert!(d.settle(&held[at], bury()).await.is_fenced()))
+            .await;
+    }
+    assert_eq!(left, [4, 9, 10, 15]);
+    d.expire_all().await;
+    let again = d.claim(16).await;
+    assert_eq!(again.len(), 4);
+    for (held, at) in again.iter().zip(left) {
+        let job = &held.job;
+        assert_eq!(
+            (job.id, job.kind.as_str()),
+            (ids[at], &*format!("kind-{at}"))
+        );
+        assert_eq!(&job.payload[..], vec![at as u8; 3_000 + 100 * at]);
+        assert_eq!(job.headers, [("at".to_owned(), at.to_string())]);
+        assert_eq!((job.expiries, job.failures), (1, 0));
+        let seq = job.checkpoint.as_ref().map(|saved| saved.seq);
+        assert_eq!(seq, (at == 15).then_some(7));
+    }
 }

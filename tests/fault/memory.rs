@@ -1,0 +1,78 @@
+//! A server without room in memory: no new jobs, and nobody who holds one loses it.
+
+use std::time::{Duration, Instant};
+
+use leasehold::ErrorKind;
+use leasehold::NewJob;
+use leasehold::inspect::QueueView;
+
+use crate::MACHINE;
+use crate::crew::Chore;
+use crate::stage::Stage;
+use crate::support::redis::Standalone;
+use crate::table::{Row, report};
+use crate::world::TERM;
+
+const HELD: usize = 12;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn redis_out_of_memory() {
+    const CASE: &str = "Redis out of memory";
+    let _machine = MACHINE.read().await;
+    let server = tokio::task::block_in_place(|| Standalone::start(&[]));
+    let memory = |limit: &str| {
+        let words = ["CONFIG", "SET", "maxmemory", limit];
+        tokio::task::block_in_place(|| server.server.tell::<()>(&words));
+    };
+    let mut stage = Stage::at(server.url()).await;
+    let mut crew = Vec::new();
+    for owner in ["first", "second"] {
+        crew.push(Stage::hire(stage.role(owner)).await);
+    }
+    // Some that save their place and end while there is no room, some that only hold on.
+    let pages = vec![Chore::Page { waiting: 1 }; HELD / 2];
+    let millis = 4 * TERM.as_millis() as u64;
+    let naps = vec![Chore::Nap { millis }; HELD / 2];
+    stage.enqueue(&[pages, naps].concat()).await;
+    let all = |view: &QueueView| view.counts.leased == HELD as u64;
+    stage.world.until("every lease", all).await;
+    stage.naps(100, 20).await;
+    memory("1");
+
+    let (mut refused, mut plain, start) = (0, 0, Instant::now());
+    let mut told = false;
+    while start.elapsed() < 2 * TERM {
+        let nap = NewJob::of(&Chore::Nap { millis: 0 }).unwrap();
+        let full = stage.world.client.enqueue_new(nap).await.unwrap_err();
+        assert_eq!(full.kind(), ErrorKind::Full, "{full}");
+        refused += 1;
+        // The control arm: a deadline that is kept by a plain command cannot be moved.
+        let words = ["ZADD", "deadlines", "1", "lease"];
+        let moved = tokio::task::block_in_place(|| server.server.ask::<u64>(&words));
+        plain += usize::from(moved.is_err());
+        if !told && start.elapsed() > TERM {
+            told = true;
+            for process in &mut crew {
+                process.tell(HELD);
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let full = stage.world.look().await;
+    let saved = full.ledger.completed;
+    memory("0");
+    let view = stage.drained().await;
+    let lag = stage.lag();
+    assert!(saved > 0 || lag > TERM, "{CASE}: nobody could settle");
+    let judged = stage.finish(crew).await;
+    judged.assert_sound(CASE);
+    stage.assert_none_expired(CASE, &view, TERM);
+    assert_eq!(plain, refused, "this test cannot fail");
+    let row = Row {
+        refused: judged.row.refused + refused as u64,
+        control: format!("renewed by a plain command: {plain} of {refused} refused"),
+        ..judged.row
+    };
+    report(CASE, row);
+}

@@ -471,8 +471,9 @@ struct Ending<'a>(&'a Pool);
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        self.0.drain.cancel();
+        self.0.close();
         self.0.give_up.cancel();
+        self.0.outbox.abandon();
         // The gate is shared with the pools that come after this one: each lease leaves it properly.
         for held in self.0.board.grants() {
             for index in 0..held.leases.len() {

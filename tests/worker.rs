@@ -23,6 +23,7 @@ use leasehold::{
     QueueConfig, RetryPolicy, Store, Verb,
 };
 use serde::{Deserialize, Serialize};
+use support::machine::judged;
 use support::{Fate, Faulty};
 use tokio::sync::Notify;
 
@@ -66,6 +67,15 @@ async fn until(client: &Client, check: impl Fn(&leasehold::inspect::QueueView) -
             client.queues().await
         );
         tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// What a round that is judged by the clock comes to.
+fn kept(bound: bool, otherwise: impl std::fmt::Display) -> Result<(), String> {
+    if bound {
+        Ok(())
+    } else {
+        Err(otherwise.to_string())
     }
 }
 
@@ -220,13 +230,16 @@ async fn cut_off(overstate: u32, lease: Duration) -> (Duration, u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_that_cannot_renew_is_stopped_before_its_deadline() {
     let lease = Duration::from_millis(600);
-    let (told, released) = cut_off(1, lease).await;
-    assert!(told < lease, "told after {told:?}");
-    assert!(
-        told > lease / 2,
-        "told after {told:?}, long before it had to be"
-    );
-    assert_eq!(released, 0, "a lost lease was settled");
+    judged(|| async {
+        let (told, released) = cut_off(1, lease).await;
+        assert_eq!(released, 0, "a lost lease was settled");
+        assert!(
+            told > lease / 2,
+            "told after {told:?}, long before it had to be"
+        );
+        kept(told < lease, format_args!("told after {told:?}"))
+    })
+    .await;
     // Control arm: a holder that overestimates what it was granted is told too late.
     let (told, _) = cut_off(3, lease).await;
     assert!(told > lease, "told after {told:?}");
@@ -253,8 +266,8 @@ fn blocked(on_own_thread: bool) -> (usize, u64) {
                     runs.fetch_add(1, Ordering::SeqCst);
                     async { Ok::<(), Failure>(()) }
                 };
-                // The first worker gets the job.
-                tokio::time::sleep(Duration::from_millis(100)).await;
+                // The first worker gets the jobs.
+                until(&client, |queue| queue.ledger.granted >= 2).await;
                 let stop = async {
                     while !stopped.load(Ordering::SeqCst) {
                         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -306,16 +319,29 @@ fn blocked(on_own_thread: bool) -> (usize, u64) {
     (runs.load(Ordering::SeqCst), ledger.expired())
 }
 
-#[test]
-fn handlers_that_block_every_thread_cost_nobody_a_lease() {
-    assert_eq!(blocked(true), (2, 0));
+#[tokio::test]
+async fn handlers_that_block_every_thread_cost_nobody_a_lease() {
+    let apart = |own| async move {
+        let blocked = std::thread::spawn(move || blocked(own));
+        blocked.join().unwrap()
+    };
+    judged(|| async {
+        let (runs, expired) = apart(true).await;
+        let found = format!("{runs} runs, {expired} expired");
+        kept((runs, expired) == (2, 0), found)
+    })
+    .await;
     // Control arm: a renewer on the blocked runtime loses them.
-    let (runs, expired) = blocked(false);
+    let (runs, expired) = apart(false).await;
     assert!(runs > 2 && expired > 0, "{runs} runs, {expired} expired");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stalled_handler_lapses_within_its_limit_and_one_interval() {
+    judged(stalled).await;
+}
+
+async fn stalled() -> Result<(), String> {
     let client = client();
     client.enqueue_all(adds(2)).await.unwrap();
     let terms = term(900);
@@ -346,18 +372,17 @@ async fn a_stalled_handler_lapses_within_its_limit_and_one_interval() {
         .stall_limit(limit)
         .slots(4);
     worker.run_until(settled(&client, 2)).await.unwrap();
-    let (after, is_lost) = lost.lock().unwrap().unwrap();
+    let (after, is_lost) = lost.lock().unwrap().ok_or("it was never told to stop")?;
     assert!(is_lost);
     let latest = limit + terms.renew_every + Duration::from_millis(100);
-    assert!(
-        after >= limit && after <= latest,
-        "lapsed after {after:?}, at the latest {latest:?}"
-    );
+    assert!(after >= limit, "lapsed after {after:?}");
+    kept(
+        after <= latest,
+        format_args!("lapsed after {after:?}, at the latest {latest:?}"),
+    )?;
     let ledger = client.queues().await.unwrap()[0].ledger;
-    assert_eq!(
-        (ledger.completed, ledger.expired_stalled, ledger.expired()),
-        (2, 1, 1)
-    );
+    let found = (ledger.completed, ledger.expired_stalled, ledger.expired());
+    kept(found == (2, 1, 1), format_args!("{ledger:?}"))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -407,6 +432,10 @@ async fn progress_reaches_the_store_whatever_becomes_of_the_first_renewals() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_ends_with_its_maximum_lifetime_though_its_holder_renews() {
+    judged(outlived).await;
+}
+
+async fn outlived() -> Result<(), String> {
     let client = client();
     client.enqueue(&Add { n: 1 }).await.unwrap();
     let mut terms = term(300);
@@ -427,17 +456,41 @@ async fn a_lease_ends_with_its_maximum_lifetime_though_its_holder_renews() {
         .grace(Duration::from_millis(10));
     let start = Instant::now();
     worker.run_until(settled(&client, 1)).await.unwrap();
-    assert!(
-        start.elapsed() >= Duration::from_millis(900),
-        "after {:?}",
-        start.elapsed()
-    );
+    let after = start.elapsed();
+    kept(
+        after >= Duration::from_millis(900),
+        format_args!("after {after:?}"),
+    )?;
     let ledger = client.queues().await.unwrap()[0].ledger;
-    assert_eq!((ledger.completed, ledger.expired_lifetime), (1, 1));
+    // A renewal that came too late would have ended it before.
+    let found = (ledger.completed, ledger.expired_lifetime);
+    kept(found == (1, 1), format_args!("{ledger:?}"))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_leases_are_renewed_in_one_call_per_tick() {
+    judged(ten_thousand).await;
+}
+
+/// Renewal calls so far, and the leases in them.
+async fn renewals(calls: &support::Calls) -> (usize, usize) {
+    let read = || {
+        (
+            calls.renew.load(Ordering::SeqCst),
+            calls.renewed_leases.load(Ordering::SeqCst),
+        )
+    };
+    // The two are counted one after the other: a pair that stays for a moment belongs together.
+    loop {
+        let before = read();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        if before == read() {
+            return before;
+        }
+    }
+}
+
+async fn ten_thousand() -> Result<(), String> {
     let faulty = Faulty::new(memory(), |_| Fate::Pass);
     let calls = faulty.calls.clone();
     let client = Client::new(Arc::new(faulty));
@@ -462,33 +515,46 @@ async fn ten_thousand_leases_are_renewed_in_one_call_per_tick() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         // A grant that was claimed a moment before a tick joins the others at the next one.
-        tokio::time::sleep(lease.renew_every).await;
-        let (calls_before, leases_before) = (
-            calls.renew.load(Ordering::SeqCst),
-            calls.renewed_leases.load(Ordering::SeqCst),
-        );
+        let start = Instant::now();
+        let mut before = renewals(&calls).await;
+        loop {
+            let now = renewals(&calls).await;
+            if (now.0 - before.0, now.1 - before.1) == (1, 10_000) {
+                before = now;
+                break;
+            }
+            before = now;
+            assert!(start.elapsed() < Duration::from_secs(20), "{now:?}");
+        }
         tokio::time::sleep(lease.term * 2).await;
-        let ticks = calls.renew.load(Ordering::SeqCst) - calls_before;
-        let leases = calls.renewed_leases.load(Ordering::SeqCst) - leases_before;
+        let now = renewals(&calls).await;
+        // From the release on, a renewal may meet the settlement of its lease.
+        let ledger = watch.queues().await.unwrap()[0].ledger;
         release.notify_waiters();
         settled(&watch, 10_000).await;
-        (ticks, leases)
+        (now.0 - before.0, now.1 - before.1, ledger.fenced)
     };
-    let figures = Arc::new(Mutex::new((0, 0)));
+    let figures = Arc::new(Mutex::new((0, 0, 0)));
     let out = figures.clone();
     let worker = client.worker().handle(handler).slots(10_000).terms(lease);
     worker
         .run_until(async move { *out.lock().unwrap() = script.await })
         .await
         .unwrap();
-    let (ticks, leases) = *figures.lock().unwrap();
-    assert!((5..=8).contains(&ticks), "{ticks} calls in two terms");
-    assert_eq!(leases, ticks * 10_000);
+    let (ticks, leases, fenced) = *figures.lock().unwrap();
     let ledger = client.queues().await.unwrap()[0].ledger;
-    assert_eq!(
-        (ledger.completed, ledger.expired(), ledger.fenced),
-        (10_000, 0, 0)
-    );
+    kept(
+        (ledger.completed, ledger.expired(), fenced) == (10_000, 0, 0),
+        format_args!("{fenced} fenced before the release, {ledger:?}"),
+    )?;
+    kept(
+        (5..=8).contains(&ticks),
+        format_args!("{ticks} calls in two terms"),
+    )?;
+    kept(
+        leases == ticks * 10_000,
+        format_args!("{leases} in {ticks} calls"),
+    )
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -543,13 +609,22 @@ async fn replies_that_are_lost_lose_and_double_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drain_settles_what_ends_and_surrenders_the_rest() {
+    judged(drained).await;
+}
+
+async fn drained() -> Result<(), String> {
     let client = client();
     client.enqueue_all(adds(40)).await.unwrap();
     let started = Arc::new(Notify::new());
     let bell = started.clone();
+    let begun = Arc::new(AtomicUsize::new(0));
     let handler = move |job: Add, ctx: Context| {
-        let bell = bell.clone();
+        let (bell, begun) = (bell.clone(), begun.clone());
         async move {
+            // All four run when the drain begins.
+            if begun.fetch_add(1, Ordering::SeqCst) == 3 {
+                bell.notify_one();
+            }
             match job.n {
                 0 => {
                     // Heeds the bell and saves its work.
@@ -563,7 +638,6 @@ async fn a_drain_settles_what_ends_and_surrenders_the_rest() {
                 }
                 2 => std::future::pending().await,
                 _ => {
-                    bell.notify_one();
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     Ok(())
                 }
@@ -581,7 +655,7 @@ async fn a_drain_settles_what_ends_and_surrenders_the_rest() {
         .run_until(async move { started.notified().await })
         .await
         .unwrap();
-    assert!(start.elapsed() < Duration::from_secs(2));
+    let took = start.elapsed();
     assert_eq!(report.unsettled, 0);
     let queue = client.queues().await.unwrap()[0].clone();
     assert_eq!(
@@ -592,13 +666,16 @@ async fn a_drain_settles_what_ends_and_surrenders_the_rest() {
         ),
         (0, 0, 0)
     );
-    assert_eq!(
-        queue.ledger.completed, 2,
-        "the one that heeded, and the one that ended"
-    );
-    assert!(queue.ledger.surrendered >= 2, "{:?}", queue.ledger);
     assert_eq!(queue.ledger.retried, 0, "a drain counted as a failure");
-    assert_eq!(queue.counts.ready, 38);
+    assert!(queue.ledger.surrendered >= 2, "{:?}", queue.ledger);
+    kept(
+        (queue.ledger.completed, queue.counts.ready) == (2, 38),
+        format_args!("not the one that heeded and the one that ended: {queue:?}"),
+    )?;
+    kept(
+        took < Duration::from_secs(2),
+        format_args!("it took {took:?}"),
+    )
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -785,9 +862,13 @@ async fn several_pools_share_a_process() {
     for _ in 0..3 {
         let owners = owners.clone();
         let handler = move |_: Add, ctx: Context| {
-            owners.lock().unwrap().insert(ctx.owner().to_owned());
-            async {
-                tokio::time::sleep(Duration::from_millis(1)).await;
+            let owners = owners.clone();
+            async move {
+                owners.lock().unwrap().insert(ctx.owner().to_owned());
+                // The first of them leaves something for the last.
+                while owners.lock().unwrap().len() < 3 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
                 Ok::<(), Failure>(())
             }
         };
@@ -911,6 +992,10 @@ async fn a_worker_outlives_its_session() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_with_a_short_term_of_its_own_is_renewed_in_a_slow_pool() {
+    judged(short_term).await;
+}
+
+async fn short_term() -> Result<(), String> {
     let client = client();
     let mut options = JobOptions::default();
     options.term = Some(Duration::from_millis(150));
@@ -926,14 +1011,16 @@ async fn a_job_with_a_short_term_of_its_own_is_renewed_in_a_slow_pool() {
     let worker = client.worker().handle(handler).terms(LeaseTerms::MEDIUM);
     worker.run_until(settled(&client, 1)).await.unwrap();
     let ledger = client.queues().await.unwrap()[0].ledger;
-    assert_eq!(
-        (ledger.completed, ledger.granted, ledger.expired()),
-        (1, 1, 0)
-    );
+    let found = (ledger.completed, ledger.granted, ledger.expired());
+    kept(found == (1, 1, 0), format_args!("{ledger:?}"))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_that_ran_out_before_its_claim_was_answered_goes_back_unused() {
+    judged(ran_out).await;
+}
+
+async fn ran_out() -> Result<(), String> {
     let since = Arc::new(Mutex::new(None::<Instant>));
     let first = since.clone();
     // The first claim arrives after more than a term.
@@ -953,12 +1040,10 @@ async fn a_lease_that_ran_out_before_its_claim_was_answered_goes_back_unused() {
     };
     let worker = client.worker().handle(handler).terms(term(300));
     worker.run_until(settled(&client, 3)).await.unwrap();
-    let ledger = client.queues().await.unwrap()[0].ledger;
-    assert_eq!(
-        (ledger.completed, ledger.surrendered, ledger.expired()),
-        (3, 3, 0)
-    );
     assert!(since.lock().unwrap().unwrap().elapsed() > Duration::from_millis(400));
+    let ledger = client.queues().await.unwrap()[0].ledger;
+    let found = (ledger.completed, ledger.surrendered, ledger.expired());
+    kept(found == (3, 3, 0), format_args!("{ledger:?}"))
 }
 
 /// Ten pools at steady load lose the store for a while. The busiest second, in calls: before the

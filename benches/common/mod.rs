@@ -13,9 +13,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use leasehold::observe::metrics;
 use leasehold::{Client, Context, Failure, Handler, Job, NewJob, async_trait};
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use serde::{Deserialize, Serialize};
 
 pub(crate) type Running<'a> = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send + 'a>>;
@@ -42,8 +40,18 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
         .expect("a runtime")
 }
 
-/// Installs the recorder that a service would have, and folds its histograms as one would.
+/// Installs the recorder that a service would have: the crate's own.
+#[cfg(feature = "prometheus")]
 pub(crate) fn record_metrics() {
+    leasehold::observe::prometheus::Exporter::install().expect("the only recorder");
+}
+
+/// Installs the recorder that a service would have, and folds its histograms as one would.
+#[cfg(not(feature = "prometheus"))]
+pub(crate) fn record_metrics() {
+    use leasehold::observe::metrics;
+    use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+
     let mut builder = PrometheusBuilder::new();
     for (name, buckets) in metrics::BUCKETS {
         let name = Matcher::Full((*name).to_owned());

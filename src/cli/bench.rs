@@ -2,10 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use serde_json::json;
 
 use super::bench_raw::{self, Rates};
@@ -14,14 +12,11 @@ use super::scratch::Scratch;
 use super::{Cli, Done, Trouble, out};
 use crate::client::Client;
 use crate::job::{JobId, JobState, Namespace, limits};
-use crate::observe::metrics;
+use crate::observe::prometheus::Exporter;
 use crate::store::{Command, MemoryStore, Select};
 
 /// Rounds of bare engine and worker, in turn: the machine's mood hits both.
 const ROUNDS: usize = 3;
-
-/// How often the exporter's histograms are folded, so that they do not grow.
-const UPKEEP: Duration = Duration::from_millis(500);
 
 /// Measures a store through the worker runtime, in a namespace of its own that is purged at the end.
 ///
@@ -93,9 +88,9 @@ pub(super) async fn run(args: &Args, cli: &Cli, json: bool) -> Done {
     let url = args.target.as_deref().or(cli.url.as_deref());
     let url = url.ok_or_else(|| Trouble::Usage("no store: give a URL".to_owned()))?;
     let target = Target::of(url)?;
-    let upkeep = record_metrics()?;
+    // What a service would have.
+    Exporter::install()?;
     let measured = measure(args, &target).await;
-    upkeep.abort();
     target.remove();
     let report = measured?;
     if json || args.json {
@@ -233,24 +228,6 @@ impl Target {
             }
         }
     }
-}
-
-/// Installs the recorder that a service would have.
-fn record_metrics() -> Result<tokio::task::JoinHandle<()>, Trouble> {
-    let failed = |error: &dyn std::fmt::Display| Trouble::Failed(format!("bench: {error}"));
-    let mut builder = PrometheusBuilder::new();
-    for (name, buckets) in metrics::BUCKETS {
-        builder = builder
-            .set_buckets_for_metric(Matcher::Full((*name).to_owned()), buckets)
-            .map_err(|error| failed(&error))?;
-    }
-    let recorder = builder.install_recorder().map_err(|error| failed(&error))?;
-    Ok(tokio::spawn(async move {
-        loop {
-            tokio::time::sleep(UPKEEP).await;
-            recorder.run_upkeep();
-        }
-    }))
 }
 
 /// Deletes whatever is left in the namespace.

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::pool::Pool;
-use crate::clock::{Timestamp, micros};
+use crate::clock::Timestamp;
 use crate::job::JobRecord;
 use crate::lease::{FencingToken, Grant, Nonce, Progress, Receipt, Verdict};
 use crate::observe::metrics::LostWhy;
@@ -33,6 +33,7 @@ pub(crate) struct Held {
     pub(crate) leases: Box<[HeldLease]>,
     /// When the claim was first sent.
     pub(crate) claimed: Instant,
+    claimed_stamp: u64,
     guard: Duration,
     /// When it must no longer be relied on. Written by the renewer.
     until: AtomicU64,
@@ -54,11 +55,24 @@ pub(crate) struct HeldLease {
     started: AtomicU64,
     progressed: AtomicU64,
     stop: AtomicU8,
-    /// The handler is done with it; what is left is the settlement.
-    handed_in: AtomicBool,
+    /// A [`Stage`].
+    stage: AtomicU8,
     ended: AtomicBool,
     /// Made when somebody first asks: most handlers end before anybody does.
     rare: OnceLock<Box<Rare>>,
+}
+
+/// How far a lease is on its way from the slot to the settler.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// It waits for a slot, or its handler runs.
+    Running,
+    /// The handler is done with it; what is left is the settlement.
+    HandedIn,
+    /// And is to be completed: whoever settles next takes it along.
+    Completed,
+    /// And whoever settles has it.
+    Taken,
 }
 
 /// What few leases need.
@@ -134,7 +148,7 @@ impl HeldLease {
             started: AtomicU64::new(0),
             progressed: AtomicU64::new(0),
             stop: AtomicU8::new(0),
-            handed_in: AtomicBool::new(false),
+            stage: AtomicU8::new(Stage::Running as u8),
             ended: AtomicBool::new(false),
             rare: OnceLock::new(),
         }
@@ -168,8 +182,10 @@ impl HeldLease {
     }
 
     pub(crate) fn stopped(&self) -> Option<Stop> {
-        let level = self.stop.load(Ordering::SeqCst);
-        Stop::ALL.into_iter().find(|stop| *stop as u8 == level)
+        match self.stop.load(Ordering::SeqCst) {
+            0 => None,
+            level => Stop::ALL.into_iter().find(|stop| *stop as u8 == level),
+        }
     }
 
     /// The bell, already ringing if there is a reason to stop.
@@ -184,13 +200,13 @@ impl HeldLease {
     }
 
     pub(crate) fn hand_in(&self) {
-        self.handed_in.store(true, Ordering::Release);
+        self.stage.store(Stage::HandedIn as u8, Ordering::Release);
     }
 
     /// The handler is not done with it after all.
     #[cfg(any(feature = "sqlite", feature = "postgres", feature = "redis"))]
     pub(crate) fn take_back(&self) {
-        self.handed_in.store(false, Ordering::Release);
+        self.stage.store(Stage::Running as u8, Ordering::Release);
     }
 
     /// It was completed in one step with what the handler did.
@@ -203,9 +219,29 @@ impl HeldLease {
         self.rare.get()?.completed.get().copied()
     }
 
+    /// Leaves it to whoever settles next, to be completed. One who then looks whether anybody will,
+    /// and one who goes to sleep and then looks for what was left, cannot both see nothing.
+    pub(crate) fn leave(&self) {
+        self.stage.store(Stage::Completed as u8, Ordering::SeqCst);
+    }
+
+    /// Takes it along if it was left. Only one may do this at a time.
+    pub(crate) fn take_along(&self) -> bool {
+        let left = self.stage.load(Ordering::SeqCst) == Stage::Completed as u8;
+        if left {
+            self.stage.store(Stage::Taken as u8, Ordering::Release);
+        }
+        left
+    }
+
+    /// Whether it will never be left, or not again.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.stage.load(Ordering::Acquire) == Stage::Taken as u8 || self.has_ended()
+    }
+
     /// Whether its handler has ended.
     pub(crate) fn is_handed_in(&self) -> bool {
-        self.handed_in.load(Ordering::Acquire)
+        self.stage.load(Ordering::Acquire) != Stage::Running as u8
     }
 
     /// It has ended, or is none of ours any longer. True the first time.
@@ -218,7 +254,7 @@ impl HeldLease {
     }
 }
 
-/// The monotonic clock of one pool, as a number that fits an atomic.
+/// The monotonic clock of one pool, as a number of nanoseconds that fits an atomic.
 pub(crate) struct HolderClock {
     epoch: Instant,
 }
@@ -228,13 +264,14 @@ impl HolderClock {
         Self { epoch }
     }
 
-    fn stamp(&self, at: Instant) -> u64 {
+    pub(crate) fn stamp(&self, at: Instant) -> u64 {
+        let nanos = at.saturating_duration_since(self.epoch).as_nanos();
         // Never zero, which means "not yet".
-        micros(at.saturating_duration_since(self.epoch)).max(1)
+        u64::try_from(nanos).unwrap_or(u64::MAX).max(1)
     }
 
-    fn instant(&self, stamp: u64) -> Instant {
-        self.epoch + Duration::from_micros(stamp)
+    pub(crate) fn instant(&self, stamp: u64) -> Instant {
+        self.epoch + Duration::from_nanos(stamp)
     }
 }
 
@@ -264,6 +301,16 @@ impl Held {
         self.pool.clock.instant(self.until.load(Ordering::Acquire))
     }
 
+    /// Whether its leases must no longer be relied on.
+    pub(crate) fn is_over(&self, stamp: u64) -> bool {
+        self.until.load(Ordering::Acquire) <= stamp
+    }
+
+    /// How long before this moment the claim was first sent.
+    pub(crate) fn age(&self, stamp: u64) -> Duration {
+        Duration::from_nanos(stamp.saturating_sub(self.claimed_stamp))
+    }
+
     /// When its leases end in the store, as far as this process can know.
     pub(crate) fn deadline(&self) -> Instant {
         self.until() + self.guard
@@ -287,10 +334,8 @@ impl Held {
         self.until.store(until, Ordering::Release);
     }
 
-    pub(crate) fn start(&self, index: usize, now: Instant) {
-        self.leases[index]
-            .started
-            .store(self.pool.clock.stamp(now), Ordering::Release);
+    pub(crate) fn start(&self, index: usize, stamp: u64) {
+        self.leases[index].started.store(stamp, Ordering::Release);
     }
 
     /// Shows that the work advances.
@@ -391,6 +436,7 @@ impl Board {
             queue,
             grant,
             claimed: sent,
+            claimed_stamp: pool.clock.stamp(sent),
             guard,
             pool: Arc::clone(pool),
             until: AtomicU64::new(0),

@@ -1,7 +1,7 @@
 //! What the parts of one running pool share.
 
 use std::collections::{HashMap, VecDeque};
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -58,27 +58,39 @@ pub(crate) struct PoolKind {
 /// seldom touch the same memory; a slot that has nothing else takes from the runs of others.
 pub(crate) struct Run {
     held: Arc<Held>,
-    length: usize,
+    places: Range<usize>,
     next: AtomicUsize,
-    end: usize,
 }
 
 impl Run {
     /// Leases in one run: enough to work on without meeting the others.
     const LEASES: usize = 32;
 
-    /// How many leases it has.
-    pub(crate) fn length(&self) -> usize {
-        self.length
+    fn new(held: &Arc<Held>, places: Range<usize>) -> Arc<Self> {
+        Arc::new(Self {
+            held: Arc::clone(held),
+            next: AtomicUsize::new(places.start),
+            places,
+        })
+    }
+
+    /// The places of its leases in the grant.
+    pub(crate) fn places(&self) -> Range<usize> {
+        self.places.clone()
+    }
+
+    /// The place behind the last lease that a slot has taken.
+    pub(crate) fn begun(&self) -> usize {
+        self.next.load(Ordering::SeqCst).min(self.places.end)
     }
 
     fn take(&self) -> Option<usize> {
-        let index = self.next.fetch_add(1, Ordering::Relaxed);
-        (index < self.end).then_some(index)
+        let index = self.next.fetch_add(1, Ordering::SeqCst);
+        (index < self.places.end).then_some(index)
     }
 
     fn left(&self) -> usize {
-        self.end.saturating_sub(self.next.load(Ordering::Relaxed))
+        self.places.end - self.begun()
     }
 }
 
@@ -94,17 +106,15 @@ impl Deref for Run {
 #[derive(Default)]
 struct Buffer {
     fresh: VecDeque<Arc<Run>>,
+    /// How many leases the fresh ones have.
+    untouched: usize,
     /// Runs that a slot has begun, while there is something left of them.
     begun: Vec<Arc<Run>>,
 }
 
 impl Buffer {
     fn left(&self) -> usize {
-        self.fresh
-            .iter()
-            .chain(&self.begun)
-            .map(|run| run.left())
-            .sum()
+        self.untouched + self.begun.iter().map(|run| run.left()).sum::<usize>()
     }
 }
 
@@ -145,6 +155,8 @@ pub(crate) struct Pool {
     pub(crate) short_term: [Notify; 2],
     /// The pool stops claiming.
     pub(crate) drain: CancellationToken,
+    /// The same, to be looked at for every job: the token has a lock, and this has none.
+    drains: AtomicBool,
     /// When handlers are dropped that have not ended since the drain began.
     drain_at: OnceLock<Instant>,
     /// Unanswered calls are abandoned.
@@ -205,6 +217,7 @@ impl Pool {
             low_water: AtomicUsize::new(0),
             short_term: Default::default(),
             drain: CancellationToken::new(),
+            drains: AtomicBool::new(false),
             drain_at: OnceLock::new(),
             give_up: CancellationToken::new(),
         })
@@ -215,7 +228,13 @@ impl Pool {
     }
 
     pub(crate) fn draining(&self) -> bool {
-        self.drain.is_cancelled()
+        self.drains.load(Ordering::Acquire)
+    }
+
+    /// Stops claiming.
+    pub(crate) fn close(&self) {
+        self.drains.store(true, Ordering::Release);
+        self.drain.cancel();
     }
 
     /// When a handler that ignores the drain is dropped.
@@ -227,18 +246,15 @@ impl Pool {
     pub(crate) fn fill(&self, held: &Arc<Held>) {
         let leases = held.leases.len();
         let length = (leases / (2 * parallelism())).clamp(1, Run::LEASES);
-        let run = |start: usize| {
-            let end = leases.min(start + length);
-            Arc::new(Run {
-                held: Arc::clone(held),
-                length: end - start,
-                next: AtomicUsize::new(start),
-                end,
-            })
-        };
-        self.lock()
-            .fresh
-            .extend((0..leases).step_by(length).map(run));
+        let starts = (0..leases).step_by(length);
+        let runs: Vec<_> = starts
+            .map(|start| Run::new(held, start..leases.min(start + length)))
+            .collect();
+        self.outbox.open(runs.iter().cloned());
+        let mut buffer = self.lock();
+        buffer.untouched += leases;
+        buffer.fresh.extend(runs);
+        drop(buffer);
         // Each of them wakes another as soon as its handler waits for something.
         for _ in 0..leases.min(parallelism()) {
             self.work.notify_one();
@@ -270,6 +286,7 @@ impl Pool {
         let mut buffer = self.lock();
         buffer.begun.retain(|run| run.left() > 0);
         if let Some(run) = buffer.fresh.pop_front() {
+            buffer.untouched -= run.places.len();
             buffer.begun.push(run);
         }
         let taken = buffer
@@ -290,9 +307,9 @@ impl Pool {
     }
 
     /// Waits for the next lease for a slot; none once the pool drains.
-    pub(crate) async fn next(&self, slot: usize, own: &mut Option<Arc<Run>>) -> Option<usize> {
+    pub(crate) async fn next(&self, own: &mut Option<Arc<Run>>) -> Option<usize> {
         self.busy.fetch_sub(1, Ordering::AcqRel);
-        self.outbox.flush(slot);
+        self.outbox.flush();
         self.room.notify_one();
         let waiting = loop {
             let woken = self.work.notified();
@@ -311,8 +328,8 @@ impl Pool {
     }
 
     /// A handler waits for something: another slot can go on meanwhile.
-    pub(crate) fn wake_another(&self, slot: usize) {
-        self.outbox.flush(slot);
+    pub(crate) fn wake_another(&self) {
+        self.outbox.flush();
         if self.buffered() > 0 {
             self.work.notify_one();
         } else {
@@ -331,7 +348,7 @@ impl Pool {
     /// Stops claiming, and tells every handler.
     pub(crate) fn begin_drain(&self) {
         self.drain_deadline();
-        self.drain.cancel();
+        self.close();
         self.work.notify_waiters();
         self.work.notify_one();
         for held in self.board.grants() {

@@ -28,8 +28,10 @@ use crate::handler::{Failure, Running};
 use crate::observe::{Event, trace};
 
 /// Handlers that end at once could keep a slot from ever giving way to the other tasks of its
-/// thread.
-const YIELD_EVERY: usize = 64;
+/// thread: it does so after this long, and no later than after this many. To give way costs a look
+/// at all timers and sockets of the runtime.
+const GIVE_WAY_AFTER: u64 = 100_000; // nanoseconds
+const GIVE_WAY_EVERY: usize = 1_024;
 
 /// How a run ended.
 pub(crate) enum Ran {
@@ -49,49 +51,46 @@ pub(crate) enum Ran {
 pub(crate) async fn slot(pool: Arc<Pool>, number: usize) {
     pool.busy.fetch_add(1, Ordering::AcqRel);
     let mut streak: usize = 0;
+    let clock = || pool.clock.stamp(monotonic());
+    let mut since = clock();
     // The end of one run is the start of the next, if nothing came between.
-    let mut now = None;
+    let mut now = since;
     let mut own: Option<Arc<Run>> = None;
     loop {
         let mut next = pool.take(&mut own);
         if next.is_none() {
-            now = None;
-            next = pool.next(number, &mut own).await;
+            next = pool.next(&mut own).await;
+            (since, streak) = (clock(), 0);
+            now = since;
         }
         let Some((held, index)) = own.as_ref().zip(next) else {
             break;
         };
         now = work(&pool, held, index, number, now).await;
         streak += 1;
-        if streak.is_multiple_of(YIELD_EVERY) {
+        if now - since >= GIVE_WAY_AFTER || streak == GIVE_WAY_EVERY {
             tokio::task::yield_now().await;
-            now = None;
+            (since, streak) = (clock(), 0);
+            now = since;
         }
     }
     pool.busy.fetch_sub(1, Ordering::AcqRel);
 }
 
-/// Works one lease, and tells when it was done.
-async fn work(
-    pool: &Pool,
-    held: &Arc<Run>,
-    index: usize,
-    slot: usize,
-    now: Option<Instant>,
-) -> Option<Instant> {
+/// Works one lease from a moment of the pool's clock on, and tells when it was done.
+async fn work(pool: &Pool, held: &Arc<Run>, index: usize, slot: usize, started: u64) -> u64 {
     let lease = &held.leases[index];
-    let started = now.unwrap_or_else(monotonic);
-    if lease.stopped().is_some() || held.until() <= started || pool.draining() {
+    if lease.stopped().is_some() || held.is_over(started) || pool.draining() {
         // Lost or cancelled while it waited for a slot or for the answer to its claim, or too late
         // for this worker.
         settle::hand_in(pool, held, index, Ran::Dropped, slot, Times::default());
-        return now;
+        return started;
     }
     let Some(kind) = lease.kind.map(|kind| &pool.kinds[kind]) else {
         let (queue, job) = (&held.grant.queue, &*lease.job);
         pool.observers.emit(|| Event::UnknownKind { queue, job });
         settle::hand_in(pool, held, index, Ran::UnknownKind, slot, Times::default());
-        return now;
+        return started;
     };
     held.start(index, started);
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
@@ -108,18 +107,19 @@ async fn work(
         Ok(Err(failure)) => Ran::Returned(Err(failure)),
         Ok(Ok(running)) => {
             let running = Caught(running).instrument(span);
-            attend(pool, held, index, running, started, slot).await
+            let started = pool.clock.instant(started);
+            attend(pool, held, index, running, started).await
         }
     };
 
-    let waited = held.granted_at().since(job.run_at) + (started - held.claimed);
-    let ended = monotonic();
+    let waited = held.granted_at().since(job.run_at) + held.age(started);
+    let ended = pool.clock.stamp(monotonic()).max(started);
     let times = Times {
         waited: Some(waited),
-        ran: ended - started,
+        ran: Duration::from_nanos(ended - started),
     };
     settle::hand_in(pool, held, index, ran, slot, times);
-    Some(ended)
+    ended
 }
 
 /// Runs a handler that nobody attends to: it is polled by hand.
@@ -143,7 +143,6 @@ async fn attend(
     index: usize,
     running: impl Future<Output = Ran>,
     started: Instant,
-    slot: usize,
 ) -> Ran {
     let lease = &held.leases[index];
     // The span's wrapper is not `Unpin`; the handler stays where it is from here on.
@@ -152,7 +151,7 @@ async fn attend(
     if let Poll::Ready(ran) = first {
         return ran;
     }
-    pool.wake_another(slot);
+    pool.wake_another();
     let timeout = lease
         .job
         .options

@@ -8,6 +8,8 @@
 //!
 //! Before: [`run`](super::run) ended. After: the job is completed, waits, or is dead.
 
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,7 +17,7 @@ use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::fence::{Held, Stop};
+use super::fence::{Held, HeldLease, Stop};
 use super::lane::{Answer, Lane};
 use super::pool::{Pool, PoolQueue, Run};
 use super::run::Ran;
@@ -28,8 +30,8 @@ use crate::observe::Event;
 use crate::observe::metrics::{KindMeter, Release};
 use crate::store::{Outcome, RequestId, SettleRequest, Settlement};
 
-/// Handed-in leases of one shard that are worth a call at once.
-const BATCH: usize = 512;
+/// As many leases of some slots are worth a call at once.
+const BATCH: u64 = 512;
 
 /// How long the first settlement waits for others while the slots are busy.
 const GATHER: Duration = Duration::from_millis(1);
@@ -43,9 +45,13 @@ const LONG_RUN: Duration = Duration::from_millis(10);
 
 /// Leases whose handlers have ended, and the lane to settle them.
 ///
-/// In shards, so that slots on different threads seldom meet.
+/// A lease that is to be completed is left where it is, and gathered when a call is about to be
+/// sent: between its handler and the settlement no slot waits for another.
 pub(crate) struct Outbox {
-    shards: Box<[Mutex<Shard>]>,
+    waiting: Mutex<Waiting>,
+    counts: Box<[Count]>,
+    /// Whoever hands in a lease while the settler sleeps wakes it.
+    asleep: AtomicBool,
     /// Rings when something waits to be settled.
     soon: Notify,
     /// Rings when it should not wait any longer.
@@ -55,14 +61,29 @@ pub(crate) struct Outbox {
     lane: Arc<tokio::sync::Mutex<Lane>>,
 }
 
-/// What some of the slots have handed in.
+/// What is not settled yet.
 #[derive(Default)]
-struct Shard {
-    batch: Batch,
+struct Waiting {
+    /// Runs in which leases may have been left.
+    open: Vec<Open>,
+    /// Leases that end in another way than completed.
+    others: Batch,
+}
+
+/// A run, and the first of its leases that may still be left.
+struct Open {
+    run: Arc<Run>,
+    first: usize,
+}
+
+/// What some of the slots have done. In memory of its own, so that slots on different threads seldom
+/// meet.
+#[repr(align(128))]
+struct Count {
     /// Handlers that have ended.
-    finished: u64,
-    /// How long handlers ran since it was last asked, by queue.
-    busy: Vec<Duration>,
+    finished: AtomicU64,
+    /// Nanoseconds for which handlers ran since it was last asked, by queue.
+    busy: Box<[AtomicU64]>,
 }
 
 /// Leases to be settled.
@@ -76,7 +97,15 @@ struct Batch {
 /// otherwise pull to and fro, and change hands together.
 struct RunDone {
     run: Arc<Run>,
-    done: Vec<Done>,
+    ends: Ends,
+}
+
+/// How leases of one run end.
+enum Ends {
+    /// These are completed.
+    Completed(Range<usize>),
+    /// Each in its own way.
+    Others(Vec<Done>),
 }
 
 /// A lease to be settled.
@@ -85,21 +114,80 @@ struct Done {
     outcome: Outcome,
 }
 
+impl Open {
+    /// Takes along what has been left, as long as there is room.
+    fn gather(&mut self, batch: &mut Batch, most: usize) {
+        let begun = self.run.begun();
+        let mut in_order = true;
+        for index in self.first..begun {
+            if batch.leases == most {
+                return;
+            }
+            let lease = &self.run.leases[index];
+            if lease.take_along() {
+                batch.complete(&self.run, index);
+            } else {
+                in_order &= lease.is_gone();
+            }
+            self.first += usize::from(in_order);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.first == self.run.places().end
+    }
+}
+
+impl RunDone {
+    fn leases(&self) -> usize {
+        match &self.ends {
+            Ends::Completed(range) => range.len(),
+            Ends::Others(done) => done.len(),
+        }
+    }
+
+    /// The places of its leases in the grant.
+    fn indices(&self) -> impl Iterator<Item = usize> + '_ {
+        let (range, others) = match &self.ends {
+            Ends::Completed(range) => (range.clone(), &[][..]),
+            Ends::Others(done) => (0..0, &done[..]),
+        };
+        range.chain(others.iter().map(|done| done.index))
+    }
+}
+
 impl Batch {
     fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
+    /// A lease of the run is completed.
+    fn complete(&mut self, run: &Arc<Run>, index: usize) {
+        self.leases += 1;
+        match self.runs.last_mut() {
+            Some(RunDone {
+                run: last,
+                ends: Ends::Completed(range),
+            }) if range.end == index && Arc::ptr_eq(last, run) => range.end += 1,
+            _ => self.runs.push(RunDone {
+                run: Arc::clone(run),
+                ends: Ends::Completed(index..index + 1),
+            }),
+        }
+    }
+
+    /// A lease of the run ends in another way.
     fn push(&mut self, run: &Arc<Run>, done: Done) {
         self.leases += 1;
         match self.runs.last_mut() {
-            Some(last) if Arc::ptr_eq(&last.run, run) => last.done.push(done),
-            _ => {
-                let mut all = Vec::with_capacity(run.length());
-                all.push(done);
-                let run = Arc::clone(run);
-                self.runs.push(RunDone { run, done: all });
-            }
+            Some(RunDone {
+                run: last,
+                ends: Ends::Others(all),
+            }) if Arc::ptr_eq(last, run) => all.push(done),
+            _ => self.runs.push(RunDone {
+                run: Arc::clone(run),
+                ends: Ends::Others(vec![done]),
+            }),
         }
     }
 
@@ -107,7 +195,7 @@ impl Batch {
     fn take(&mut self, other: &mut Self, most: usize) {
         let mut room = most - self.leases;
         let fits = |run: &&RunDone| {
-            let left = room.checked_sub(run.done.len());
+            let left = room.checked_sub(run.leases());
             room = left.unwrap_or(room);
             left.is_some()
         };
@@ -130,14 +218,14 @@ pub(crate) struct Times {
 
 impl Outbox {
     pub(crate) fn new(lane: Lane, slots: usize, queues: usize) -> Self {
-        let shard = || {
-            Mutex::new(Shard {
-                busy: vec![Duration::ZERO; queues],
-                ..Shard::default()
-            })
+        let count = || Count {
+            finished: AtomicU64::new(0),
+            busy: (0..queues).map(|_| AtomicU64::new(0)).collect(),
         };
         Self {
-            shards: (0..slots.min(16)).map(|_| shard()).collect(),
+            waiting: Mutex::default(),
+            counts: (0..slots.min(16)).map(|_| count()).collect(),
+            asleep: AtomicBool::new(true),
             soon: Notify::new(),
             now: Notify::new(),
             measured: Mutex::new(monotonic()),
@@ -145,29 +233,48 @@ impl Outbox {
         }
     }
 
-    fn shard(&self, slot: usize) -> MutexGuard<'_, Shard> {
-        let shard = &self.shards[slot % self.shards.len()];
-        shard.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn all(&self) -> impl Iterator<Item = MutexGuard<'_, Shard>> {
-        (0..self.shards.len()).map(|slot| self.shard(slot))
+    /// Runs whose leases will be handed in.
+    pub(crate) fn open(&self, runs: impl Iterator<Item = Arc<Run>>) {
+        let open = runs.map(|run| Open {
+            first: run.places().start,
+            run,
+        });
+        self.lock().open.extend(open);
     }
 
-    /// Takes in what a slot has done: the run, and the lease if it is to be settled.
-    fn push(&self, slot: usize, queue: usize, times: Times, done: Option<(&Arc<Run>, Done)>) {
-        let mut shard = self.shard(slot);
-        if times.waited.is_some() {
-            shard.finished += 1;
-            shard.busy[queue] += self.unmeasured(times.ran);
+    /// Lets go of runs of which nothing is left.
+    #[cfg(feature = "testing")]
+    pub(crate) fn sweep(&self) {
+        let over = |open: &Open| open.run.places().all(|at| open.run.leases[at].is_gone());
+        self.lock().open.retain(|open| !over(open));
+    }
+
+    /// Lets go of everything.
+    pub(crate) fn abandon(&self) {
+        *self.lock() = Waiting::default();
+    }
+
+    /// Counts a handler that has ended.
+    fn count(&self, slot: usize, queue: usize, times: Times) {
+        if times.waited.is_none() {
+            return;
         }
-        let Some((run, done)) = done else { return };
-        shard.batch.push(run, done);
-        let gathered = shard.batch.leases;
-        drop(shard);
-        if gathered == BATCH {
+        let count = &self.counts[slot % self.counts.len()];
+        let finished = count.finished.fetch_add(1, Ordering::Relaxed) + 1;
+        let busy = self.unmeasured(times.ran).as_nanos() as u64;
+        count.busy[queue].fetch_add(busy, Ordering::Relaxed);
+        if finished.is_multiple_of(BATCH) {
             self.now.notify_one();
-        } else if gathered == 1 {
+        }
+    }
+
+    /// Something has been handed in.
+    fn ring(&self) {
+        if self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst) {
             self.soon.notify_one();
         }
     }
@@ -187,9 +294,9 @@ impl Outbox {
         std::mem::replace(&mut measured, now)
     }
 
-    /// Sends what the slot has handed in, however little.
-    pub(crate) fn flush(&self, slot: usize) {
-        if !self.shard(slot).batch.is_empty() {
+    /// What has been handed in should not wait any longer. If the settler sleeps, nothing has.
+    pub(crate) fn flush(&self) {
+        if !self.asleep.load(Ordering::SeqCst) {
             self.now.notify_one();
         }
     }
@@ -201,21 +308,28 @@ impl Outbox {
 
     /// Handlers that have ended.
     pub(crate) fn finished(&self) -> u64 {
-        self.all().map(|shard| shard.finished).sum()
+        let counts = self.counts.iter();
+        counts
+            .map(|count| count.finished.load(Ordering::Relaxed))
+            .sum()
     }
 
     /// How long handlers of a queue ran that ended since it was last asked.
     pub(crate) fn take_busy(&self, queue: usize) -> Duration {
-        self.all()
-            .map(|mut shard| std::mem::take(&mut shard.busy[queue]))
-            .sum()
+        let counts = self.counts.iter();
+        let busy = counts.map(|count| count.busy[queue].swap(0, Ordering::Relaxed));
+        Duration::from_nanos(busy.sum())
     }
 
     fn take(&self) -> Batch {
         let mut batch = Batch::default();
-        for mut shard in self.all() {
-            batch.take(&mut shard.batch, limits::CALL_ITEMS);
-        }
+        let mut waiting = self.lock();
+        let Waiting { open, others } = &mut *waiting;
+        batch.take(others, limits::CALL_ITEMS);
+        open.retain_mut(|open| {
+            open.gather(&mut batch, limits::CALL_ITEMS);
+            !open.is_over()
+        });
         batch
     }
 
@@ -270,8 +384,8 @@ impl Ride {
                 Answer::Lost => {}
                 Answer::Refused(error) | Answer::GaveUp(error) => {
                     tracing::error!(%error, leases = self.batch.leases, "leases left to expire");
-                    for RunDone { run, done } in &self.batch.runs {
-                        pool.end_all(run, done.iter().map(|done| done.index));
+                    for ended in &self.batch.runs {
+                        pool.end_all(&ended.run, ended.indices());
                     }
                     return;
                 }
@@ -293,10 +407,13 @@ pub(crate) async fn settler(pool: Arc<Pool>) {
         }
         loop {
             let lane = Arc::clone(&outbox.lane).lock_owned().await;
+            // First this, then the look: whoever is not seen here sees this, and rings.
+            outbox.asleep.store(true, Ordering::SeqCst);
             let batch = outbox.take();
             if batch.is_empty() {
                 break;
             }
+            outbox.asleep.store(false, Ordering::SeqCst);
             Ride { lane, batch }.send(&pool).await;
         }
     }
@@ -304,61 +421,125 @@ pub(crate) async fn settler(pool: Arc<Pool>) {
 
 fn settlements(batch: &Batch) -> Vec<Settlement> {
     let mut settlements = Vec::with_capacity(batch.leases);
-    for RunDone { run, done } in &batch.runs {
-        settlements.extend(done.iter().map(|done| Settlement {
-            receipt: run.receipt(done.index),
-            outcome: done.outcome.clone(),
-        }));
+    for RunDone { run, ends } in &batch.runs {
+        match ends {
+            Ends::Completed(range) => settlements.extend(range.clone().map(|index| Settlement {
+                receipt: run.receipt(index),
+                outcome: completion(&run.leases[index]),
+            })),
+            Ends::Others(done) => settlements.extend(done.iter().map(|done| Settlement {
+                receipt: run.receipt(done.index),
+                outcome: done.outcome.clone(),
+            })),
+        }
     }
     settlements
+}
+
+fn completion(lease: &HeldLease) -> Outcome {
+    let result = lease.result();
+    Outcome::Complete { result }
 }
 
 /// The verdicts are known: counts them, and lets go of the leases.
 fn close(pool: &Pool, batch: &Batch, verdicts: &[Verdict]) {
     let now = monotonic();
-    let mut verdicts = verdicts.iter();
-    for RunDone { run, done } in &batch.runs {
+    let mut verdicts = verdicts.iter().copied();
+    for ended in &batch.runs {
+        let RunDone { run, ends } = ended;
         let release = Release::at(run, now);
-        for (done, verdict) in done.iter().zip(&mut verdicts) {
-            close_one(pool, run, done, *verdict, release);
+        match ends {
+            Ends::Completed(range) => {
+                close_completed(pool, run, range.clone().zip(&mut verdicts), release);
+            }
+            Ends::Others(done) => {
+                for (Done { index, outcome }, verdict) in done.iter().zip(&mut verdicts) {
+                    close_one(pool, run, *index, outcome, verdict, release);
+                }
+            }
         }
-        pool.end_all(run, done.iter().map(|done| done.index));
+        pool.end_all(run, ended.indices());
     }
 }
 
-fn close_one(pool: &Pool, held: &Held, done: &Done, verdict: Verdict, release: Release) {
-    let Done { index, outcome } = done;
-    let lease = &held.leases[*index];
-    let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
+/// As [`close_one`] for each; neighbours that are alike are counted together.
+fn close_completed(
+    pool: &Pool,
+    held: &Held,
+    verdicts: impl Iterator<Item = (usize, Verdict)>,
+    release: Release,
+) {
+    let meter = |kind: usize| &pool.kinds[kind].meters[held.queue];
+    let mut alike: Option<((usize, u32), u64)> = None;
+    for (index, verdict) in verdicts {
+        let lease = &held.leases[index];
+        let outcome = completion(lease);
+        let (Verdict::Held { late: false, .. }, Some(kind)) = (verdict, lease.kind) else {
+            close_one(pool, held, index, &outcome, verdict, release);
+            continue;
+        };
+        let this = (kind, lease.job.attempt());
+        match &mut alike {
+            Some((last, count)) if *last == this => *count += 1,
+            alike => {
+                if let Some(((kind, attempt), count)) = alike.replace((this, 1)) {
+                    meter(kind).released(&outcome, false, attempt, release, count);
+                }
+            }
+        }
+        settled(pool, held, index, &outcome, verdict);
+    }
+    if let Some(((kind, attempt), count)) = alike {
+        let outcome = Outcome::Complete { result: None };
+        meter(kind).released(&outcome, false, attempt, release, count);
+    }
+}
+
+fn close_one(
+    pool: &Pool,
+    held: &Held,
+    index: usize,
+    outcome: &Outcome,
+    verdict: Verdict,
+    release: Release,
+) {
+    let lease = &held.leases[index];
+    let queue = &pool.queues[held.queue];
     match verdict {
         Verdict::Held { late, cancel } => {
             if late {
-                pool.queues[held.queue].meter.late();
+                queue.meter.late();
             }
             if let Some(kind) = lease.kind {
                 let meter = &pool.kinds[kind].meters[held.queue];
-                meter.released(outcome, cancel, job.attempt(), release);
+                meter.released(outcome, cancel, lease.job.attempt(), release, 1);
             }
-            pool.observers.emit(|| Event::Settled {
-                queue,
-                job,
-                token,
-                outcome,
-                late,
-                cancel,
-            });
         }
-        Verdict::Fenced => {
-            pool.queues[held.queue].meter.settle_fenced();
-            let (verb, job) = (Verb::Settle, job.id);
-            pool.observers.emit(|| Event::Fenced {
-                verb,
-                queue,
-                job,
-                token,
-            });
-        }
+        Verdict::Fenced => queue.meter.settle_fenced(),
     }
+    settled(pool, held, index, outcome, verdict);
+}
+
+/// Tells whoever watches what became of a settlement.
+fn settled(pool: &Pool, held: &Held, index: usize, outcome: &Outcome, verdict: Verdict) {
+    let lease = &held.leases[index];
+    let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
+    pool.observers.emit(|| match verdict {
+        Verdict::Held { late, cancel } => Event::Settled {
+            queue,
+            job,
+            token,
+            outcome,
+            late,
+            cancel,
+        },
+        Verdict::Fenced => Event::Fenced {
+            verb: Verb::Settle,
+            queue,
+            job: job.id,
+            token,
+        },
+    });
 }
 
 impl Release {
@@ -419,13 +600,16 @@ pub(crate) fn hand_in(
         run,
         outcome: outcome.as_ref(),
     });
-    let Some(outcome) = outcome else {
-        pool.outbox.push(slot, at, times, None);
-        pool.end(held, index);
-        return;
-    };
-    let done = Done { index, outcome };
-    pool.outbox.push(slot, at, times, Some((held, done)));
+    pool.outbox.count(slot, at, times);
+    match outcome {
+        None => return pool.end(held, index),
+        Some(Outcome::Complete { .. }) => lease.leave(),
+        Some(outcome) => {
+            let done = Done { index, outcome };
+            pool.outbox.lock().others.push(held, done);
+        }
+    }
+    pool.outbox.ring();
 }
 
 /// A slot is done with a lease that its handler has completed in a transaction of its own: there is
@@ -441,8 +625,7 @@ fn completed(
 ) {
     let at = held.queue;
     let lease = &held.leases[index];
-    let result = lease.result();
-    let outcome = Outcome::Complete { result };
+    let outcome = completion(lease);
     let (queue, job, token, run) = (&held.grant.queue, &*lease.job, lease.token, times.ran);
     if !matches!(ran, Ran::Returned(Ok(()))) {
         tracing::warn!(%queue, job = %job.id, "a handler failed after it had completed its job");
@@ -454,9 +637,9 @@ fn completed(
         run,
         outcome: Some(&outcome),
     });
-    pool.outbox.push(slot, at, times, None);
-    let done = Done { index, outcome };
-    close_one(pool, held, &done, verdict, Release::at(held, monotonic()));
+    pool.outbox.count(slot, at, times);
+    let release = Release::at(held, monotonic());
+    close_one(pool, held, index, &outcome, verdict, release);
 }
 
 /// What a run's end means for the lease. Pure. None: settle nothing.

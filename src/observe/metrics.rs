@@ -279,13 +279,14 @@ impl KindMeter {
         self.run.record(run.as_secs_f64());
     }
 
-    /// A lease ended in the hands of its holder.
+    /// Leases ended in the hands of their holder, all alike.
     pub(crate) fn released(
         &self,
         outcome: &Outcome,
         cancelled: bool,
         attempt: u32,
         release: Release,
+        leases: u64,
     ) {
         match outcome {
             Outcome::Retry { .. } | Outcome::Surrender { .. } if cancelled => &self.cancelled,
@@ -294,10 +295,11 @@ impl KindMeter {
             Outcome::Surrender { .. } => &self.surrender,
             Outcome::Bury { .. } => &self.bury,
         }
-        .increment(1);
-        self.held.record(release.held.as_secs_f64());
-        self.margin.record(release.margin);
-        self.attempts.record(f64::from(attempt));
+        .increment(leases);
+        let leases = leases as usize;
+        self.held.record_many(release.held.as_secs_f64(), leases);
+        self.margin.record_many(release.margin, leases);
+        self.attempts.record_many(f64::from(attempt), leases);
     }
 
     pub(crate) fn lost(&self, why: LostWhy) {

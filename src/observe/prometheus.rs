@@ -60,11 +60,10 @@ use axum::Router;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use metrics_exporter_prometheus::{
-    Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
-};
+use metrics_exporter_prometheus::PrometheusBuilder;
 
-use super::metrics::{self, BUCKETS};
+use super::histogram::{Counted, Sorting};
+use super::metrics;
 use crate::client::Client;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::http;
@@ -77,9 +76,9 @@ pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8"
 /// Where a scrape comes from. Clones share it.
 #[derive(Clone)]
 pub struct Exporter {
-    handle: PrometheusHandle,
+    counted: Counted,
     /// None if it is the process's own: then the facade finds it.
-    recorder: Option<Arc<PrometheusRecorder>>,
+    recorder: Option<Arc<Sorting>>,
 }
 
 impl Exporter {
@@ -88,15 +87,15 @@ impl Exporter {
     /// # Errors
     /// If the process has a recorder already.
     pub fn install() -> Result<Self> {
-        let recorder = recorder()?;
-        let handle = recorder.handle();
+        let recorder = recorder();
+        let counted = recorder.counted();
         ::metrics::set_global_recorder(recorder).map_err(|_| {
             let text = "this process already has a metrics recorder";
             Error::new(ErrorKind::Unsupported, text).during(Verb::Open)
         })?;
         metrics::describe();
         Ok(Self {
-            handle,
+            counted,
             recorder: None,
         })
     }
@@ -106,10 +105,10 @@ impl Exporter {
     /// # Errors
     /// None in practice.
     pub fn of_the_store() -> Result<Self> {
-        let recorder = recorder()?;
+        let recorder = recorder();
         ::metrics::with_local_recorder(&recorder, metrics::describe);
         Ok(Self {
-            handle: recorder.handle(),
+            counted: recorder.counted(),
             recorder: Some(Arc::new(recorder)),
         })
     }
@@ -129,9 +128,7 @@ impl Exporter {
                 });
             }
         }
-        // Histograms keep what was recorded until somebody sorts it into the buckets.
-        self.handle.run_upkeep();
-        Ok(self.handle.render())
+        Ok(self.counted.render())
     }
 }
 
@@ -155,7 +152,7 @@ impl Exporter {
         }
         let margin = format!("{}_bucket", metrics::LEASE_MARGIN);
         for line in self
-            .handle
+            .counted
             .render()
             .lines()
             .filter(|line| !line.starts_with('#'))
@@ -198,15 +195,8 @@ impl fmt::Debug for Exporter {
     }
 }
 
-fn recorder() -> Result<PrometheusRecorder> {
-    let mut builder = PrometheusBuilder::new();
-    for (name, buckets) in BUCKETS {
-        let name = Matcher::Full((*name).to_owned());
-        builder = builder
-            .set_buckets_for_metric(name, buckets)
-            .map_err(|error| Error::new(ErrorKind::Unexpected, error.to_string()))?;
-    }
-    Ok(builder.build_recorder())
+fn recorder() -> Sorting {
+    Sorting::new(PrometheusBuilder::new().build_recorder())
 }
 
 /// Serves `/metrics` of a worker that has no dashboard, until dropped. With a `token`, only to those

@@ -384,10 +384,10 @@ impl SettleRequest {
         )?;
         for Settlement { receipt, outcome } in &self.settlements {
             let checked = match outcome {
-                Outcome::Complete { result } => {
-                    let bytes = result.as_ref().map_or(0, Bytes::len);
-                    at_most("result", bytes, limits::CHECKPOINT_BYTES, "bytes")
-                }
+                Outcome::Complete { result: None } => Ok(()),
+                Outcome::Complete {
+                    result: Some(result),
+                } => at_most("result", result.len(), limits::CHECKPOINT_BYTES, "bytes"),
                 Outcome::Retry { delay, .. } | Outcome::Surrender { delay, .. } => {
                     duration("delay", *delay)
                 }

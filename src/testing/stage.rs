@@ -236,6 +236,7 @@ impl Drop for Actor {
     fn drop(&mut self) {
         // The pool and what it holds know each other.
         self.pool.end(&self.held, self.index);
+        self.pool.outbox.sweep();
     }
 }
 

@@ -9,4 +9,6 @@
 mod client;
 mod errors;
 mod file;
+#[path = "../support/machine.rs"]
+mod machine;
 mod processes;

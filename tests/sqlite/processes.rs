@@ -13,6 +13,7 @@ use leasehold::store::{SqliteOptions, SqliteStore};
 use leasehold::{ErrorKind, JobId, Store};
 
 use crate::client::{Client, job, queue};
+use crate::machine;
 
 const ROLE: &str = "LEASEHOLD_TEST_ROLE";
 const FILE: &str = "LEASEHOLD_TEST_FILE";
@@ -261,21 +262,26 @@ fn greedy(path: &Path) {
     say(format_args!("cycles {cycles} {}", longest.as_millis()));
 }
 
+/// Waits until a child says that it is ready, and returns what it will say after that.
+fn ready(child: &mut Child) -> impl Iterator<Item = String> + use<> {
+    let out = BufReader::new(child.stdout.take().unwrap());
+    let mut lines = out.lines().map_while(Result::ok);
+    let ready = lines.any(|line| line.contains("ready"));
+    assert!(ready, "a child ended early");
+    lines
+}
+
 /// Four at once: their shares, and the longest wait in milliseconds.
 fn contest(role: &str, path: &Path) -> (Vec<f64>, u64) {
     let mut children: Vec<Child> = (0..4).map(|_| spawn(role, path)).collect();
-    std::thread::sleep(Duration::from_millis(500));
+    let said: Vec<_> = children.iter_mut().map(ready).collect();
     std::fs::write(path.with_extension("go"), "").unwrap();
     let mut cycles = Vec::new();
     let mut longest = 0;
-    for child in &mut children {
-        let lines = said(child);
+    for (child, mut lines) in children.iter_mut().zip(said) {
+        let line = lines.find_map(|line| Some(line.split_once("cycles ")?.1.to_owned()));
+        let line = line.unwrap();
         child.wait().unwrap();
-        let line = lines
-            .iter()
-            .find_map(|line| line.split_once("cycles "))
-            .unwrap()
-            .1;
         let (count, worst) = line.split_once(' ').unwrap();
         cycles.push(count.parse::<f64>().unwrap());
         longest = longest.max(worst.trim().parse().unwrap());
@@ -285,8 +291,12 @@ fn contest(role: &str, path: &Path) -> (Vec<f64>, u64) {
     (cycles.iter().map(|count| count / total).collect(), longest)
 }
 
-#[test]
-fn four_busy_processes_share_the_file_fairly() {
+#[tokio::test]
+async fn four_busy_processes_share_the_file_fairly() {
+    machine::judged(|| async { fair_shares() }).await;
+}
+
+fn fair_shares() -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("greedy.db");
     let db = rusqlite::Connection::open(&path).unwrap();
@@ -301,24 +311,34 @@ fn four_busy_processes_share_the_file_fairly() {
     drop(SqliteStore::open(&path).unwrap());
     let (shares, longest) = contest("busy", &path);
     let least = |shares: &[f64]| shares.iter().copied().fold(1.0, f64::min);
-    assert!(least(&shares) >= 0.125, "a fair share is 0.25: {shares:?}");
-    assert!(longest < 250, "{longest} ms");
-    assert!(
-        least(&greedy) < least(&shares) || greedy_longest > longest,
-        "the control arm is as good: {greedy:?} {greedy_longest} ms"
-    );
+    if least(&shares) < 0.125 {
+        return Err(format!("a fair share is 0.25: {shares:?}"));
+    }
+    if longest >= 250 {
+        return Err(format!("a call took {longest} ms"));
+    }
+    if least(&greedy) >= least(&shares) && greedy_longest <= longest {
+        return Err(format!(
+            "the control arm is as good: {greedy:?} {greedy_longest} ms"
+        ));
+    }
+    Ok(())
 }
 
 #[tokio::test]
 async fn a_frozen_process_delays_nobody_unless_it_holds_the_lock() {
+    machine::judged(frozen_beside).await;
+}
+
+async fn frozen_beside() -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("jobs.db");
     let options = SqliteOptions::new().patience(Duration::from_millis(500));
     let mut client = Client::new(SqliteStore::with(&path, options).unwrap()).await;
     let mut frozen = spawn("busy", &path);
-    std::thread::sleep(Duration::from_millis(300));
+    let _said = ready(&mut frozen);
     std::fs::write(path.with_extension("go"), "").unwrap();
-    let mut held = 0;
+    let (mut held, mut longest) = (0, Duration::ZERO);
     for _ in 0..10 {
         std::thread::sleep(Duration::from_millis(fastrand::u64(5..25)));
         signal(&frozen, "-STOP");
@@ -333,17 +353,17 @@ async fn a_frozen_process_delays_nobody_unless_it_holds_the_lock() {
                 answer => drop(answer.unwrap()),
             }
         }
-        assert!(
-            start.elapsed() < Duration::from_secs(2),
-            "{:?}",
-            start.elapsed()
-        );
+        longest = longest.max(start.elapsed());
         signal(&frozen, "-CONT");
     }
     println!("frozen 10 times, {held} times inside a transaction");
     frozen.kill().unwrap();
     frozen.wait().unwrap();
     client.enqueue(vec![job("q")]).await.unwrap();
+    if longest >= Duration::from_secs(2) {
+        return Err(format!("twenty calls took {longest:?}"));
+    }
+    Ok(())
 }
 
 /// Waits for work that does not come, and says what that cost.
@@ -402,6 +422,10 @@ async fn ticker(path: &Path) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_of_one_process_wakes_another_within_50_ms() {
+    machine::judged(woken).await;
+}
+
+async fn woken() -> Result<(), String> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("jobs.db");
     let store = SqliteStore::open(&path).unwrap();
@@ -430,5 +454,8 @@ async fn a_job_of_one_process_wakes_another_within_50_ms() {
         "woken after: median {:?}, p99 {p99:?}",
         waits[waits.len() / 2]
     );
-    assert!(p99 < Duration::from_millis(50), "{waits:?}");
+    if p99 >= Duration::from_millis(50) {
+        return Err(format!("woken after {p99:?}: {waits:?}"));
+    }
+    Ok(())
 }

@@ -18,7 +18,7 @@ impl State {
 
     fn enqueue_one(&mut self, id: JobId, mut new: NewJob, now: Timestamp) -> Enqueued {
         // The client's id is the job: what is there already is not stored a second time.
-        if self.places.contains_key(&id) {
+        if self.places.contains(&id) {
             return Enqueued::Duplicate(id);
         }
         let queue = self.queue(&new.queue);

@@ -25,6 +25,7 @@ use crate::lease::{FencingToken, Issuer, Nonce, Progress, Receipt, Verdict};
 use crate::lifecycle::{LeaseFacts, Next, Step};
 use line::Line;
 use place::is_suspects;
+use places::Places;
 
 mod checkpoint;
 mod claim;
@@ -33,6 +34,7 @@ mod enqueue;
 mod inspect;
 mod line;
 mod place;
+mod places;
 mod prune;
 mod reap;
 mod renew;
@@ -328,8 +330,7 @@ struct State {
     issuer: Issuer,
     names: BTreeMap<QueueName, usize>,
     queues: Vec<Queue>,
-    /// Ordered, because ids are: the jobs that come and go together lie together.
-    places: BTreeMap<JobId, Place>,
+    places: Places,
     grants: BTreeMap<FencingToken, GrantState>,
     sessions: HashMap<SessionId, Session>,
     audit: Vec<AuditView>,
@@ -467,7 +468,7 @@ impl State {
             issuer,
             names: BTreeMap::new(),
             queues: Vec::new(),
-            places: BTreeMap::new(),
+            places: Places::default(),
             grants: BTreeMap::new(),
             sessions: HashMap::new(),
             audit: Vec::new(),

@@ -97,14 +97,14 @@ pub(crate) fn end() {
 
 /// A handler shows progress while the renewer hears that the store has seen an earlier one.
 pub(crate) fn progress() {
-    let (_pool, held) = held();
+    let (pool, held) = held();
     let shown = |done| leasehold::lease::Progress {
         done,
         total: None,
         note: String::new(),
     };
     let now = tokio::time::Instant::now();
-    held.start(0, now);
+    held.start(0, pool.clock.stamp(now));
     held.progress(0, shown(1), now);
     let renews = {
         let held = Arc::clone(&held);

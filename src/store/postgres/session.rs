@@ -87,17 +87,32 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         self.answers.push((request, verb, answer));
     }
 
+    /// One statement for all: the commit is sent behind it without waiting, and what came after that
+    /// would not be part of the transaction.
     pub(super) async fn save_answers(&self) -> Done<()> {
+        if self.answers.is_empty() {
+            return Ok(());
+        }
+        let (mut sessions, mut lanes, mut seqs) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut verbs, mut answers) = (Vec::new(), Vec::new());
         for (request, verb, answer) in &self.answers {
-            let args = args![uuid(request.session) => UUID, i64::from(request.lane) => INT8,
-                             request.seq as i64 => INT8, i16::from(verb.code()) => INT2,
-                             time(self.now) => INT8, answer => BYTEA];
-            self.run("remember", args).await?;
+            sessions.push(uuid(request.session));
+            lanes.push(i64::from(request.lane));
+            seqs.push(request.seq as i64);
+            verbs.push(i16::from(verb.code()));
+            answers.push(&answer[..]);
         }
-        for session in &self.touched {
-            let args = args![uuid(*session) => UUID, time(self.now) => INT8];
-            self.run("session_touch", args).await?;
+        let args = args![sessions => UUID_ARRAY, lanes => INT8_ARRAY, seqs => INT8_ARRAY,
+                         verbs => INT2_ARRAY, time(self.now) => INT8, answers => BYTEA_ARRAY];
+        self.run("remember", args).await
+    }
+
+    pub(super) async fn touch_sessions(&self) -> Done<()> {
+        if self.touched.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let sessions: Vec<Uuid> = self.touched.iter().map(|session| uuid(*session)).collect();
+        let args = args![sessions => UUID_ARRAY, time(self.now) => INT8];
+        self.run("session_touch", args).await
     }
 }

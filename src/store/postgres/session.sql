@@ -28,7 +28,9 @@ WHERE s.id = $1 AND s.namespace = $2;
 
 -- name: session_touch
 UPDATE leasehold.sessions SET used = $2
-WHERE id = (SELECT id FROM leasehold.sessions WHERE id = $1 FOR UPDATE SKIP LOCKED);
+WHERE id = ANY (ARRAY (SELECT id FROM leasehold.sessions WHERE id = ANY ($1) FOR UPDATE SKIP LOCKED));
 
 -- name: remember
-SELECT leasehold.remember($1, $2, $3, $4, $5, $6);
+SELECT leasehold.remember(session, lane, seq, verb, $5, answer)
+FROM unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::smallint[], $6::bytea[])
+     AS k (session, lane, seq, verb, answer);

@@ -252,6 +252,7 @@ impl<'c, C: GenericClient + Sync> Tx<'c, C> {
             self.save_tallies(),
             self.save_issuers(),
             self.save_answers(),
+            self.touch_sessions(),
             self.ring(),
             self.end(),
         )?;

@@ -17,6 +17,7 @@ mod freeze;
 mod full;
 mod kill;
 mod locks;
+mod moving;
 #[path = "../support/paying.rs"]
 mod paying;
 mod pooler;

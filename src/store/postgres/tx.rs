@@ -280,7 +280,8 @@ impl<'c, C: GenericClient + Sync> Tx<'c, C> {
         // Now and then, so that they stay few. In the caller's transaction the rows would stay locked.
         if !self.riding && fastrand::u8(..) < 8 {
             for id in ids {
-                self.run("fold", args![id => INT4]).await?;
+                // By now the commit is under way: what fails here says nothing of the call.
+                let _ = self.run("fold", args![id => INT4]).await;
             }
         }
         Ok(())

@@ -13,7 +13,7 @@ use leasehold::store::{
     Checkpointed, Command, Enqueued, LeaseSelect, Outcome, RedisOptions, RedisStore, Renewal,
     Select,
 };
-use leasehold::{ErrorKind, FencingToken, JobId, Store};
+use leasehold::{Client, ErrorKind, FencingToken, JobId, Store};
 
 use crate::support::redis::Standalone;
 
@@ -71,6 +71,64 @@ async fn a_partition_that_forgot_refuses_the_repeat() {
     again.request = other.request();
     d.store().enqueue(again).await.unwrap();
     assert_eq!(d.ledger().await.enqueued, 2);
+}
+
+/// Two queues lie in two partitions: what one of them refuses, the other may have carried out.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_refusal_after_another_partition_has_acted_is_not_certain() {
+    let server = Standalone::start(&[]);
+    let tell = |words: &[&str]| server.server.tell::<()>(words);
+    let forget_other = || {
+        let memory: Vec<String> = server.server.tell(&["KEYS", "{a:other:0}:s:*"]);
+        for key in memory {
+            tell(&["DEL", &key]);
+        }
+    };
+    let both = || vec![job(), job().queue("other").unwrap()];
+    let d = driver(options(&server, "a")).await;
+    d.enqueue_all(both()).await;
+
+    forget_other();
+    let request = d.enqueue_request(both());
+    let error = d.store().enqueue(request.clone()).await.unwrap_err();
+    assert!(!error.kind().is_certain(), "{error:?}");
+    assert!(error.is_transient(), "{error:?}");
+    assert_eq!(d.ledger().await.enqueued, 2, "the first has acted");
+    // The repeat does nothing, and says so.
+    let error = d.store().enqueue(request).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::SessionLost, "{error:?}");
+    assert_eq!(d.ledger().await.enqueued, 2);
+
+    let d = d.other().await;
+    d.enqueue_all(both()).await;
+    tell(&[
+        "ACL",
+        "SETUSER",
+        "default",
+        "resetkeys",
+        "~{a}:*",
+        "~{a:default:0}:*",
+    ]);
+    let request = d.enqueue_request(both());
+    let error = d.store().enqueue(request.clone()).await.unwrap_err();
+    assert!(!error.kind().is_certain(), "{error:?}");
+    let error = d.store().enqueue(request.clone()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+    tell(&["ACL", "SETUSER", "default", "allkeys"]);
+    d.store().enqueue(request).await.unwrap();
+    assert_eq!(d.ledger().await.enqueued, 4);
+
+    // A client must not send again what it cannot know to be undone.
+    let store = RedisStore::open(options(&server, "a")).unwrap();
+    let client = Client::new(Arc::new(store));
+    client.enqueue_all(both()).await.unwrap();
+    forget_other();
+    let error = client.enqueue_all(both()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+    assert_eq!(d.ledger().await.enqueued, 6);
+    client.enqueue_all(both()).await.unwrap();
+    assert_eq!(d.ledger().await.enqueued, 7);
 }
 
 #[tokio::test]

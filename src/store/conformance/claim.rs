@@ -377,6 +377,18 @@ pub async fn a_suspect_stays_one(d: &Driver) {
     d.settled(&held, complete()).await;
 }
 
+/// A claim that names a queue twice gives each lease once.
+pub async fn a_queue_named_twice_is_one_queue(d: &Driver) {
+    let ids = d.enqueue_many(3).await;
+    let mut request = d.claim_request(9);
+    request.queues.push(request.queues[0].clone());
+    let again = request.clone();
+    let given = Held::all(&d.claim_as(request).await);
+    assert_eq!(given.iter().map(Held::id).collect::<Vec<_>>(), ids);
+    let given_again = Held::all(&d.claim_as(again).await);
+    assert_eq!(given_again.iter().map(Held::id).collect::<Vec<_>>(), ids);
+}
+
 /// Claims over the limits are refused, and grant nothing.
 pub async fn limits_are_checked(d: &Driver) {
     d.enqueue(job()).await;

@@ -37,6 +37,7 @@ macro_rules! __conformance_cases {
                 promotes_a_thousand_in_a_step
                 gives_no_more_than_asked
                 visits_queues_in_order
+                a_queue_named_twice_is_one_queue
                 unknown_queues_are_empty
                 a_paused_queue_grants_nothing
                 tokens_grow

@@ -139,6 +139,11 @@ impl RedisStore {
         }
         let mut partitions = Vec::new();
         for (at, wanted) in request.queues.iter().enumerate() {
+            // A partition asked twice under one request would give its first answer twice.
+            let before = &request.queues[..at];
+            if before.iter().any(|other| other.queue == wanted.queue) {
+                continue;
+            }
             if let Some(queue) = self.queue(&wanted.queue).await? {
                 let turn = request.request.seq + u64::from(request.request.lane);
                 partitions.extend(queue.all(turn).map(|partition| (partition, at)));

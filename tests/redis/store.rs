@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use leasehold::clock::ManualClock;
+use leasehold::clock::{Clock, ManualClock, Timestamp};
 use leasehold::inspect::{self, Ledger};
 use leasehold::job::{JobState, Namespace, QueueName};
 use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
@@ -129,6 +130,60 @@ async fn a_refusal_after_another_partition_has_acted_is_not_certain() {
     assert_eq!(d.ledger().await.enqueued, 6);
     client.enqueue_all(both()).await.unwrap();
     assert_eq!(d.ledger().await.enqueued, 7);
+}
+
+/// A clock that can be set back between two of its readings.
+#[derive(Clone, Debug)]
+struct Wobbly {
+    clock: ManualClock,
+    state: Arc<AtomicU8>,
+}
+
+const STEADY: u8 = 0;
+/// After the next reading it is a second behind.
+const ARMED: u8 = 1;
+const BEHIND: u8 = 2;
+
+impl Clock for Wobbly {
+    fn now(&self) -> Timestamp {
+        let order = Ordering::SeqCst;
+        match self.state.compare_exchange(ARMED, BEHIND, order, order) {
+            Err(BEHIND) => self.clock.now().before(Duration::from_secs(1)),
+            _ => self.clock.now(),
+        }
+    }
+}
+
+/// A claim that finds much overdue goes in steps, and may find no token at the end of them.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_claim_in_steps_that_finds_no_token_can_be_repeated() {
+    let server = Standalone::start(&[]);
+    let clock = ManualClock::default();
+    let state = Arc::new(AtomicU8::new(STEADY));
+    let wobbly = Wobbly {
+        clock: clock.clone(),
+        state: Arc::clone(&state),
+    };
+    let options = options(&server, "a").index(true).clock(wobbly);
+    let store = RedisStore::open(options).unwrap();
+    let d = Driver::new(Arc::new(ManualFixture::new(store, clock))).await;
+    d.enqueue_many(102).await;
+    assert_eq!(d.claim(100).await.len(), 100);
+    let moment = Duration::from_millis(1);
+    d.advance(TERM - moment).await;
+    assert_eq!(d.claim(1).await.len(), 1);
+    d.advance(moment).await;
+
+    let request = d.claim_request(9);
+    state.store(ARMED, Ordering::SeqCst);
+    let refused = d.store().claim(request.clone()).await.unwrap_err();
+    state.store(STEADY, Ordering::SeqCst);
+    assert_eq!(refused.kind(), ErrorKind::TokensAhead, "{refused:?}");
+    let claimed = d.claim_as(request).await;
+    assert_eq!(Held::all(&claimed).len(), 1, "what nobody had claimed");
+    assert_eq!(d.claim(9).await.len(), 9, "what has expired");
+    d.snapshot().await.assert_in_order();
 }
 
 #[tokio::test]

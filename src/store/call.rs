@@ -116,7 +116,7 @@ pub struct ClaimQueue {
 pub struct ClaimRequest {
     /// The name of this call.
     pub request: RequestId,
-    /// The worker that may renew.
+    /// The worker that may renew. No zero byte, as in all names and reasons.
     pub owner: Arc<str>,
     /// The run that it serves.
     pub task: Arc<str>,
@@ -138,6 +138,8 @@ impl ClaimRequest {
     pub fn validate(&self) -> Result<()> {
         at_most("owner", self.owner.len(), limits::OWNER_BYTES, "bytes")?;
         at_most("task", self.task.len(), limits::OWNER_BYTES, "bytes")?;
+        without_zero("owner", &self.owner)?;
+        without_zero("task", &self.task)?;
         at_most(
             "queues",
             self.queues.len(),
@@ -485,6 +487,14 @@ pub(crate) fn bounded(field: &'static str, max: usize, limit: usize) -> Result<(
     Err(Error::invalid(field, max, format!("1 to {limit}")))
 }
 
+/// Names and reasons are text, and no text of `PostgreSQL` holds a zero byte.
+fn without_zero(field: &'static str, text: &str) -> Result<()> {
+    if text.contains('\0') {
+        return Err(Error::invalid(field, "a zero byte", "text without one"));
+    }
+    Ok(())
+}
+
 /// Which jobs a command is about.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -612,6 +622,13 @@ impl ControlRequest {
     pub fn validate(&self) -> Result<()> {
         at_most("actor", self.actor.len(), limits::OWNER_BYTES, "bytes")?;
         at_most("reason", self.reason.len(), limits::REASON_BYTES, "bytes")?;
+        without_zero("actor", &self.actor)?;
+        without_zero("reason", &self.reason)?;
+        match &self.command {
+            Command::Revoke(LeaseSelect::Owner(owner)) => without_zero("owner", owner)?,
+            Command::Revoke(LeaseSelect::Task(task)) => without_zero("task", task)?,
+            _ => {}
+        }
         if self.actor.is_empty() {
             return Err(Error::invalid(
                 "actor",

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use leasehold::clock::SystemClock;
 use leasehold::inspect;
 use leasehold::store::{EnqueueRequest, Enqueued, PostgresStore};
 use leasehold::{ErrorKind, JobId, Store};
@@ -180,4 +181,37 @@ async fn another_process_is_woken() {
         waiting.await.unwrap().unwrap();
         assert!(there.claim_one(TERM).await.is_some());
     }
+}
+
+/// The rows of the counts are put together after the commit: trouble with that is not the call's.
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn what_fails_after_the_commit_is_not_said_of_the_call() {
+    let server = Server::start(&["fsync=off"]);
+    let mut caller = Caller::new(server.store(SystemClock).await).await;
+    let db = server.client().await;
+    db.batch_execute(
+        "CREATE SEQUENCE failures;
+         CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN
+             PERFORM nextval('failures');
+             RAISE EXCEPTION 'the disk is full' USING ERRCODE = 'disk_full';
+         END $$;
+         CREATE TRIGGER fail BEFORE DELETE ON leasehold.tallies
+         FOR EACH ROW EXECUTE FUNCTION fail()",
+    )
+    .await
+    .unwrap();
+    let mut stored = 0;
+    let tried = "SELECT is_called FROM failures";
+    while !db.query_one(tried, &[]).await.unwrap().get::<_, bool>(0) {
+        let request = EnqueueRequest {
+            request: caller.request(),
+            jobs: vec![(JobId::generate(), job())],
+        };
+        caller.store.enqueue(request).await.unwrap();
+        stored += 1;
+    }
+    let ledger = inspect::ledger(&caller.store).await.unwrap();
+    assert_eq!(ledger.enqueued, stored);
 }

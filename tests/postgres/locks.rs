@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold::clock::SystemClock;
 use leasehold::inspect;
 use leasehold::job::QueueName;
-use leasehold::store::{ClaimQueue, EnqueueRequest, PostgresStore, SettleRequest};
+use leasehold::store::{ClaimQueue, EnqueueRequest, PostgresStore, RequestId, SettleRequest};
 use leasehold::{ErrorKind, JobId, Store};
 
 use crate::server::{Server, shared};
@@ -142,4 +142,46 @@ async fn copies_of_a_request_that_run_at_once_count_once() {
         let ledger = inspect::ledger(&caller.store).await.unwrap();
         assert_eq!(ledger.enqueued, round);
     }
+}
+
+/// What a claim and its riders did and that they did it must be stored together: otherwise a
+/// repeat after a cut connection would claim a second time.
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_claim_and_its_riders_are_remembered_in_the_transaction_that_carries_them_out() {
+    let mut caller = Caller::new(shared().store(SystemClock).await).await;
+    caller.enqueue(2).await;
+    let held = caller.claim_one(TERM).await.unwrap();
+    let mut request = caller.claim_request(1, TERM);
+    let riders = RequestId {
+        lane: 7,
+        ..request.request
+    };
+    request.settle = Some(SettleRequest {
+        request: riders,
+        settlements: vec![complete(held)],
+    });
+    let claimed = caller.store.claim(request.clone()).await.unwrap();
+    assert!(claimed.settled[0].is_held());
+    let grant = claimed.grants[0].id.get() as i64;
+    let session: String = riders
+        .session
+        .as_bytes()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let rows = shared()
+        .client()
+        .await
+        .query(
+            "SELECT xmin::text FROM leasehold.lanes WHERE session = $1::text::uuid
+             UNION ALL SELECT xmin::text FROM leasehold.grants WHERE id = $2",
+            &[&session, &grant],
+        )
+        .await
+        .unwrap();
+    let mut transactions: Vec<String> = rows.iter().map(|row| row.get(0)).collect();
+    assert_eq!(transactions.len(), 3);
+    transactions.dedup();
+    assert_eq!(transactions.len(), 1, "{transactions:?}");
 }

@@ -18,6 +18,7 @@ mod freeze;
 mod full;
 mod kill;
 mod locks;
+mod moving;
 #[path = "../support/paying.rs"]
 mod paying;
 mod pooler;

@@ -3,9 +3,10 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
-use leasehold::clock::ManualClock;
+use leasehold::clock::{Clock, ManualClock, Timestamp};
 use leasehold::inspect::{self, Ledger};
 use leasehold::job::{JobState, Namespace, QueueName};
 use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
@@ -13,7 +14,7 @@ use leasehold::store::{
     Checkpointed, Command, Enqueued, LeaseSelect, Outcome, RedisOptions, RedisStore, Renewal,
     Select,
 };
-use leasehold::{ErrorKind, FencingToken, JobId, Store};
+use leasehold::{Client, ErrorKind, FencingToken, JobId, Store};
 
 use crate::support::redis::Standalone;
 
@@ -71,6 +72,118 @@ async fn a_partition_that_forgot_refuses_the_repeat() {
     again.request = other.request();
     d.store().enqueue(again).await.unwrap();
     assert_eq!(d.ledger().await.enqueued, 2);
+}
+
+/// Two queues lie in two partitions: what one of them refuses, the other may have carried out.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_refusal_after_another_partition_has_acted_is_not_certain() {
+    let server = Standalone::start(&[]);
+    let tell = |words: &[&str]| server.server.tell::<()>(words);
+    let forget_other = || {
+        let memory: Vec<String> = server.server.tell(&["KEYS", "{a:other:0}:s:*"]);
+        for key in memory {
+            tell(&["DEL", &key]);
+        }
+    };
+    let both = || vec![job(), job().queue("other").unwrap()];
+    let d = driver(options(&server, "a")).await;
+    d.enqueue_all(both()).await;
+
+    forget_other();
+    let request = d.enqueue_request(both());
+    let error = d.store().enqueue(request.clone()).await.unwrap_err();
+    assert!(!error.kind().is_certain(), "{error:?}");
+    assert!(error.is_transient(), "{error:?}");
+    assert_eq!(d.ledger().await.enqueued, 2, "the first has acted");
+    // The repeat does nothing, and says so.
+    let error = d.store().enqueue(request).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::SessionLost, "{error:?}");
+    assert_eq!(d.ledger().await.enqueued, 2);
+
+    let d = d.other().await;
+    d.enqueue_all(both()).await;
+    tell(&[
+        "ACL",
+        "SETUSER",
+        "default",
+        "resetkeys",
+        "~{a}:*",
+        "~{a:default:0}:*",
+    ]);
+    let request = d.enqueue_request(both());
+    let error = d.store().enqueue(request.clone()).await.unwrap_err();
+    assert!(!error.kind().is_certain(), "{error:?}");
+    let error = d.store().enqueue(request.clone()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error:?}");
+    tell(&["ACL", "SETUSER", "default", "allkeys"]);
+    d.store().enqueue(request).await.unwrap();
+    assert_eq!(d.ledger().await.enqueued, 4);
+
+    // A client must not send again what it cannot know to be undone.
+    let store = RedisStore::open(options(&server, "a")).unwrap();
+    let client = Client::new(Arc::new(store));
+    client.enqueue_all(both()).await.unwrap();
+    forget_other();
+    let error = client.enqueue_all(both()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
+    assert_eq!(d.ledger().await.enqueued, 6);
+    client.enqueue_all(both()).await.unwrap();
+    assert_eq!(d.ledger().await.enqueued, 7);
+}
+
+/// A clock that can be set back between two of its readings.
+#[derive(Clone, Debug)]
+struct Wobbly {
+    clock: ManualClock,
+    state: Arc<AtomicU8>,
+}
+
+const STEADY: u8 = 0;
+/// After the next reading it is a second behind.
+const ARMED: u8 = 1;
+const BEHIND: u8 = 2;
+
+impl Clock for Wobbly {
+    fn now(&self) -> Timestamp {
+        let order = Ordering::SeqCst;
+        match self.state.compare_exchange(ARMED, BEHIND, order, order) {
+            Err(BEHIND) => self.clock.now().before(Duration::from_secs(1)),
+            _ => self.clock.now(),
+        }
+    }
+}
+
+/// A claim that finds much overdue goes in steps, and may find no token at the end of them.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_claim_in_steps_that_finds_no_token_can_be_repeated() {
+    let server = Standalone::start(&[]);
+    let clock = ManualClock::default();
+    let state = Arc::new(AtomicU8::new(STEADY));
+    let wobbly = Wobbly {
+        clock: clock.clone(),
+        state: Arc::clone(&state),
+    };
+    let options = options(&server, "a").index(true).clock(wobbly);
+    let store = RedisStore::open(options).unwrap();
+    let d = Driver::new(Arc::new(ManualFixture::new(store, clock))).await;
+    d.enqueue_many(102).await;
+    assert_eq!(d.claim(100).await.len(), 100);
+    let moment = Duration::from_millis(1);
+    d.advance(TERM - moment).await;
+    assert_eq!(d.claim(1).await.len(), 1);
+    d.advance(moment).await;
+
+    let request = d.claim_request(9);
+    state.store(ARMED, Ordering::SeqCst);
+    let refused = d.store().claim(request.clone()).await.unwrap_err();
+    state.store(STEADY, Ordering::SeqCst);
+    assert_eq!(refused.kind(), ErrorKind::TokensAhead, "{refused:?}");
+    let claimed = d.claim_as(request).await;
+    assert_eq!(Held::all(&claimed).len(), 1, "what nobody had claimed");
+    assert_eq!(d.claim(9).await.len(), 9, "what has expired");
+    d.snapshot().await.assert_in_order();
 }
 
 #[tokio::test]

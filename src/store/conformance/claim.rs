@@ -377,6 +377,37 @@ pub async fn a_suspect_stays_one(d: &Driver) {
     d.settled(&held, complete()).await;
 }
 
+/// A claim that names a queue twice gives each lease once.
+pub async fn a_queue_named_twice_is_one_queue(d: &Driver) {
+    let ids = d.enqueue_many(3).await;
+    let mut request = d.claim_request(9);
+    request.queues.push(request.queues[0].clone());
+    let again = request.clone();
+    let given = Held::all(&d.claim_as(request).await);
+    assert_eq!(given.iter().map(Held::id).collect::<Vec<_>>(), ids);
+    let given_again = Held::all(&d.claim_as(again).await);
+    assert_eq!(given_again.iter().map(Held::id).collect::<Vec<_>>(), ids);
+}
+
+/// A zero byte is in no name of a holder: not every engine can store it.
+pub async fn zero_bytes_are_refused(d: &Driver) {
+    d.enqueue(job()).await;
+    let before = d.snapshot().await;
+    for field in ["owner", "task"] {
+        let mut request = d.claim_request(1);
+        match field {
+            "owner" => request.owner = "a\0b".into(),
+            _ => request.task = "a\0b".into(),
+        }
+        let error = d.store().claim(request).await.expect_err(field);
+        assert_eq!(
+            (error.kind(), error.field()),
+            (ErrorKind::InvalidInput, Some(field))
+        );
+    }
+    assert_eq!(d.snapshot().await, before);
+}
+
 /// Claims over the limits are refused, and grant nothing.
 pub async fn limits_are_checked(d: &Driver) {
     d.enqueue(job()).await;

@@ -88,6 +88,29 @@ pub async fn a_command_in_vain_is_on_record(d: &Driver) {
     assert_eq!(d.snapshot().await.audit.len(), 2);
 }
 
+/// A zero byte is in no name and in no reason: not every engine can store it.
+pub async fn zero_bytes_are_refused(d: &Driver) {
+    let owner = |name: &str| Command::Revoke(LeaseSelect::Owner(name.into()));
+    let task = Command::Revoke(LeaseSelect::Task("a\0b".into()));
+    let cases = [
+        ("actor", "a\0b", "why", Command::Pause(queue())),
+        ("reason", "who", "a\0b", Command::Pause(queue())),
+        ("owner", "who", "why", owner("a\0b")),
+        ("task", "who", "why", task),
+    ];
+    for (field, actor, reason, command) in cases {
+        let mut request = d.control_request(command);
+        request.actor = actor.into();
+        request.reason = reason.into();
+        let error = d.store().control(request).await.expect_err(field);
+        assert_eq!(
+            (error.kind(), error.field()),
+            (ErrorKind::InvalidInput, Some(field))
+        );
+    }
+    assert!(d.snapshot().await.audit.is_empty());
+}
+
 /// Commands without an actor, and revokes without a reason, are refused and not on record.
 pub async fn anonymous_commands_are_refused(d: &Driver) {
     let held = d.held(job()).await;

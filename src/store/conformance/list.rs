@@ -37,6 +37,8 @@ macro_rules! __conformance_cases {
                 promotes_a_thousand_in_a_step
                 gives_no_more_than_asked
                 visits_queues_in_order
+                a_queue_named_twice_is_one_queue
+                zero_bytes_are_refused
                 unknown_queues_are_empty
                 a_paused_queue_grants_nothing
                 tokens_grow
@@ -164,6 +166,7 @@ macro_rules! __conformance_cases {
                 every_command_is_on_record
                 a_command_in_vain_is_on_record
                 anonymous_commands_are_refused
+                zero_bytes_are_refused
                 limits_are_checked
                 pause_stops_one_queue
                 pause_comes_before_the_first_job

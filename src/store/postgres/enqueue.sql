@@ -124,4 +124,4 @@ DELETE FROM leasehold.aside WHERE seq = ANY (ARRAY (
 RETURNING queue, key, id, record;
 
 -- name: take_aside
-DELETE FROM leasehold.aside WHERE seq = ANY ($1);
+DELETE FROM leasehold.aside WHERE seq = ANY ($1) RETURNING seq;

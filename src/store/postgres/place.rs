@@ -417,11 +417,22 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
 
     /// Finds a job by its id.
     pub(super) async fn find(&mut self, id: JobId) -> Done<Option<Place>> {
+        let found = self.look_for(id).await?;
+        if found.is_none() {
+            // Its lease may have ended between the look and the lock: now it stands elsewhere.
+            return self.look_for(id).await;
+        }
+        Ok(found)
+    }
+
+    async fn look_for(&mut self, id: JobId) -> Done<Option<Place>> {
         let key = uuid(id);
-        let (ready, aside, grants) = tokio::try_join!(biased;
+        // Settlements wait for nobody: they move a job out of its grant, and a parked one into its
+        // line. Looked for in that order, it is not missed.
+        let (grants, aside, ready) = tokio::try_join!(biased;
             async {
                 let args = args![self.base.namespace => TEXT, key => UUID];
-                self.rows("ready_by_id", args).await
+                self.rows("grants_by_job", args).await
             },
             async {
                 let args = args![self.base.namespace => TEXT, key => UUID];
@@ -429,7 +440,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             },
             async {
                 let args = args![self.base.namespace => TEXT, key => UUID];
-                self.rows("grants_by_job", args).await
+                self.rows("ready_by_id", args).await
             }
         )?;
         if let Some(row) = ready.first()
@@ -472,6 +483,25 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         let Some(job) = self.read(place)? else {
             return Ok(None);
         };
+        let id = job.id;
+        if let Some(taken) = self.take_from(place, job).await? {
+            return Ok(Some(taken));
+        }
+        // The head of its key has put a parked job in line meanwhile; a settled one is pruned.
+        let Some(place @ Place::Line { .. }) = self.find(id).await? else {
+            return Ok(None);
+        };
+        match self.read(&place)? {
+            Some(job) => self.take_from(&place, job).await,
+            None => Ok(None),
+        }
+    }
+
+    async fn take_from(
+        &mut self,
+        place: &Place,
+        job: JobRecord,
+    ) -> Done<Option<(usize, JobRecord)>> {
         match place {
             Place::Line {
                 queue, line, place, ..
@@ -485,8 +515,10 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             Place::Aside {
                 queue, seq, state, ..
             } => {
-                self.run("take_aside", args![&[*seq][..] => INT8_ARRAY])
-                    .await?;
+                let args = args![&[*seq][..] => INT8_ARRAY];
+                if self.rows("take_aside", args).await?.is_empty() {
+                    return Ok(None);
+                }
                 self.count(*queue, Count::aside(*state), -1);
                 self.count(*queue, Count::Parked, -i64::from(*state == PARKED));
                 Ok(Some((*queue, job)))

@@ -64,7 +64,7 @@ impl RedisStore {
             bytes: limits::CALL_BYTES,
             suspect: request.admit_suspect,
         };
-        let mut refused = false;
+        let (mut refused, mut in_steps) = (false, false);
         let mut visited = HashSet::new();
         for (partition, wanted) in plan.iter() {
             if left.leases == 0 {
@@ -95,6 +95,7 @@ impl RedisStore {
             }
             let mut status = body.u8()?;
             if status == CROWDED {
+                in_steps = true;
                 if !steps.is_begun() {
                     steps.keep(all.clone().rest());
                 }
@@ -119,7 +120,10 @@ impl RedisStore {
             }
         }
         if refused && claimed.grants.is_empty() {
-            self.shared.sessions.withdraw(request.request);
+            // A partition remembers steps that were taken: a repeat goes on behind them.
+            if !in_steps {
+                self.shared.sessions.withdraw(request.request);
+            }
             return Err(tokens_ahead());
         }
         if plan.is_empty() {
@@ -139,6 +143,11 @@ impl RedisStore {
         }
         let mut partitions = Vec::new();
         for (at, wanted) in request.queues.iter().enumerate() {
+            // A partition asked twice under one request would give its first answer twice.
+            let before = &request.queues[..at];
+            if before.iter().any(|other| other.queue == wanted.queue) {
+                continue;
+            }
             if let Some(queue) = self.queue(&wanted.queue).await? {
                 let turn = request.request.seq + u64::from(request.request.lane);
                 partitions.extend(queue.all(turn).map(|partition| (partition, at)));

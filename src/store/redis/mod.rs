@@ -248,7 +248,8 @@ impl RedisStore {
         let mut with: Vec<&[u8]> = vec![&name];
         with.extend_from_slice(args);
         let reply = self.call(script, &all, &with).await?;
-        self.shared.sessions.heard(request.session, reply.now);
+        let sessions = &self.shared.sessions;
+        sessions.heard(request, keys.tag(), step, reply.now);
         Ok(reply)
     }
 
@@ -274,7 +275,9 @@ impl RedisStore {
             return Ok(None);
         }
         let reply = Reply::read(answer)?;
-        self.shared.sessions.heard(request.session, reply.now);
+        self.shared
+            .sessions
+            .heard(request, keys.tag(), 0, reply.now);
         Ok(Some(reply))
     }
 
@@ -308,6 +311,13 @@ impl RedisStore {
     async fn nowhere(&self, request: RequestId) -> Result<()> {
         let now = self.now().await?;
         self.shared.sessions.touch(request, now)
+    }
+}
+
+impl RedisStore {
+    /// Names the verb and the store in an error of a call that may go to several partitions.
+    fn told(&self, request: RequestId, verb: Verb) -> impl Fn(Error) -> Error {
+        move |error| at(verb)(self.shared.sessions.doubted(request, error))
     }
 }
 
@@ -402,11 +412,13 @@ impl Store for RedisStore {
     }
 
     async fn enqueue(&self, request: EnqueueRequest) -> Result<Vec<Enqueued>> {
-        self.enqueue_all(request).await.map_err(at(Verb::Enqueue))
+        let told = self.told(request.request, Verb::Enqueue);
+        self.enqueue_all(request).await.map_err(told)
     }
 
     async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
-        self.claim_from(request).await.map_err(at(Verb::Claim))
+        let told = self.told(request.request, Verb::Claim);
+        self.claim_from(request).await.map_err(told)
     }
 
     async fn renew(&self, beats: Vec<Beat>) -> Result<Vec<Renewal>> {
@@ -414,20 +426,23 @@ impl Store for RedisStore {
     }
 
     async fn settle(&self, request: SettleRequest) -> Result<Vec<Verdict>> {
-        self.settle_all(&request).await.map_err(at(Verb::Settle))
+        let told = self.told(request.request, Verb::Settle);
+        self.settle_all(&request).await.map_err(told)
     }
 
     async fn checkpoint(&self, request: CheckpointRequest) -> Result<Vec<Checkpointed>> {
         let saved = self.checkpoint_all(&request).await;
-        saved.map_err(at(Verb::Checkpoint))
+        saved.map_err(self.told(request.request, Verb::Checkpoint))
     }
 
     async fn reap(&self, request: ReapRequest) -> Result<Vec<Expiry>> {
-        self.reap_all(&request).await.map_err(at(Verb::Reap))
+        let told = self.told(request.request, Verb::Reap);
+        self.reap_all(&request).await.map_err(told)
     }
 
     async fn control(&self, request: ControlRequest) -> Result<Controlled> {
-        self.command(&request).await.map_err(at(Verb::Control))
+        let told = self.told(request.request, Verb::Control);
+        self.command(&request).await.map_err(told)
     }
 
     async fn inspect(&self, query: Query) -> Result<View> {
@@ -440,6 +455,7 @@ impl Store for RedisStore {
     }
 
     async fn prune(&self, request: PruneRequest) -> Result<u64> {
-        self.prune_all(&request).await.map_err(at(Verb::Prune))
+        let told = self.told(request.request, Verb::Prune);
+        self.prune_all(&request).await.map_err(told)
     }
 }

@@ -46,6 +46,9 @@ struct Lane {
     plan: Option<Plan>,
     /// The answers to the steps of a call, by partition: a repeat goes on behind them.
     steps: HashMap<String, Vec<Bytes>>,
+    /// Which steps have been answered where, and whether one of them first in this send.
+    answered: HashSet<(String, usize)>,
+    has_acted: bool,
     /// The request before this one.
     before: Option<Box<Lane>>,
 }
@@ -98,11 +101,14 @@ impl Sessions {
             sent: HashSet::new(),
             plan: None,
             steps: HashMap::new(),
+            answered: HashSet::new(),
+            has_acted: false,
             before: None,
         });
         if lane.seq > request.seq {
             return Err(overtaken());
         }
+        lane.has_acted = false;
         if lane.seq == request.seq {
             return if lane.verb == verb {
                 Ok(true)
@@ -116,6 +122,8 @@ impl Sessions {
             sent: std::mem::take(&mut lane.sent),
             plan: lane.plan.take(),
             steps: std::mem::take(&mut lane.steps),
+            answered: std::mem::take(&mut lane.answered),
+            has_acted: false,
             before: None,
         }));
         lane.seq = request.seq;
@@ -216,11 +224,35 @@ impl Sessions {
         }
     }
 
-    /// A partition has answered.
-    pub(super) fn heard(&self, session: SessionId, now: Timestamp) {
-        if let Some(session) = self.lock().get_mut(&session) {
-            session.heard = now;
+    /// A partition has answered a step of a request.
+    pub(super) fn heard(&self, request: RequestId, tag: &str, step: usize, now: Timestamp) {
+        let mut open = self.lock();
+        let Some(session) = open.get_mut(&request.session) else {
+            return;
+        };
+        session.heard = now;
+        let lane = session.lanes.get_mut(&request.lane);
+        if let Some(lane) = lane.filter(|lane| lane.seq == request.seq) {
+            lane.has_acted |= lane.answered.insert((tag.to_owned(), step));
         }
+    }
+
+    /// A partition refuses for itself alone: when another one has carried out its share in the same
+    /// send, the call as a whole is not certain to have done nothing. Its repeat is, and says why.
+    pub(super) fn doubted(&self, request: RequestId, error: Error) -> Error {
+        // A claim that finds no token says so only if it was granted nothing anywhere.
+        if !error.kind().is_certain() || error.kind() == ErrorKind::TokensAhead {
+            return error;
+        }
+        let open = self.lock();
+        let session = open.get(&request.session);
+        let lane = session.and_then(|session| session.lanes.get(&request.lane));
+        if lane.is_none_or(|lane| lane.seq != request.seq || !lane.has_acted) {
+            return error;
+        }
+        let why = "one partition refused its share of the call and another has carried out its own; \
+                   repeat the call";
+        Error::new(ErrorKind::Unavailable, why).caused_by(error)
     }
 
     /// A call that went nowhere keeps its session alive, unless it came too late.

@@ -96,6 +96,107 @@ async fn reasons(client: &Client, id: leasehold::JobId) -> Vec<String> {
         .collect()
 }
 
+/// Panics when it is dropped.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        assert!(std::thread::panicking(), "bomb");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_that_panics_as_it_is_dropped_costs_no_slot_and_no_lease() {
+    let client = client();
+    client.enqueue_all(adds(2)).await.unwrap();
+    let handler = |job: Add, ctx: Context| async move {
+        if job.n == 0 && ctx.attempt() == 1 {
+            let _bomb = Bomb;
+            pending::<()>().await;
+        }
+        Ok::<(), Failure>(())
+    };
+    let worker = client
+        .worker()
+        .handle(handler)
+        .slots(1)
+        .timeout(Duration::from_millis(20))
+        .retry(RetryPolicy::constant(Duration::from_millis(1)));
+    let report = worker.run_until(completed(&client, 2)).await.unwrap();
+    assert_eq!((report.finished, report.unsettled), (3, 0));
+    let ledger = client.queues().await.unwrap()[0].ledger;
+    assert_eq!((ledger.retried, ledger.completed), (1, 2));
+}
+
+#[derive(Debug)]
+struct Speechless;
+
+impl fmt::Display for Speechless {
+    fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+        panic!("no words");
+    }
+}
+
+impl std::error::Error for Speechless {}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn panics_around_a_failure_are_failures() {
+    let client = client();
+    let keep = |job: NewJob| job.retention(Duration::from_secs(60));
+    let job = keep(NewJob::of(&Add { n: 0 }).unwrap());
+    let id = client.enqueue_new(job).await.unwrap().id();
+    let handler = |_: Add, ctx: Context| async move {
+        match ctx.attempt() {
+            1 => std::panic::panic_any(Bomb),
+            2 => Err(Failure::from(Speechless)),
+            _ => Ok(()),
+        }
+    };
+    let worker = client
+        .worker()
+        .handle(handler)
+        .slots(1)
+        .retry(RetryPolicy::constant(Duration::from_millis(1)));
+    worker.run_until(completed(&client, 1)).await.unwrap();
+    let expected = ["panic: without a message", "panic: no words", ""];
+    assert_eq!(reasons(&client, id).await, expected);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_observer_that_panics_stops_nothing() {
+    let seen = Arc::new(AtomicUsize::new(0));
+    let counted = seen.clone();
+    let client = client().observer(|_: &Event<'_>| panic!("an observer"));
+    client.enqueue(&Add { n: 0 }).await.unwrap();
+    let renewed = Arc::new(AtomicUsize::new(0));
+    let beats = renewed.clone();
+    let handler = move |_: Add, _: Context| {
+        let renewed = renewed.clone();
+        async move {
+            true_soon(|| renewed.load(Ordering::SeqCst) > 1).await;
+            Ok::<(), Failure>(())
+        }
+    };
+    let worker = client
+        .worker()
+        .handle(handler)
+        .terms(LeaseTerms::of_term(Duration::from_secs(3)))
+        .observer(move |event: &Event<'_>| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            beats.fetch_add(
+                usize::from(matches!(event, Event::Renewed { .. })),
+                Ordering::SeqCst,
+            );
+            panic!("another")
+        });
+    let report = worker.run_until(completed(&client, 1)).await.unwrap();
+    assert_eq!((report.finished, report.unsettled), (1, 0));
+    assert!(
+        seen.load(Ordering::SeqCst) > 4,
+        "the second observer was not told"
+    );
+}
+
 async fn quick(_: Add, _: Context) -> Result<(), Failure> {
     Ok(())
 }

@@ -204,7 +204,7 @@ async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-/// A handler whose panics are answers.
+/// A handler whose panics are answers, and go no further when it is dropped.
 struct Caught<'a>(Running<'a>);
 
 impl Future for Caught<'_> {
@@ -219,8 +219,25 @@ impl Future for Caught<'_> {
     }
 }
 
-fn caught<T>(f: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(f)).map_err(|panic| message(&*panic))
+impl Drop for Caught<'_> {
+    fn drop(&mut self) {
+        let running = std::mem::replace(&mut self.0, Box::pin(std::future::pending()));
+        if let Err(panic) = caught(|| drop(running)) {
+            tracing::warn!(panic, "a handler panicked as it was dropped");
+        }
+    }
+}
+
+/// Calls what others wrote: a panic of theirs ends no part of the pool.
+pub(crate) fn caught<T>(f: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(f)).map_err(|panic| {
+        let text = message(&*panic);
+        // What was thrown can throw in its turn when it is dropped.
+        if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+            std::mem::forget(another);
+        }
+        text
+    })
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {

@@ -18,7 +18,7 @@ use tracing::Instrument as _;
 use super::fence::{Held, Stop};
 use super::lane::{Answer, Lane};
 use super::pool::{Pool, PoolQueue, Run};
-use super::run::Ran;
+use super::run::{Ran, caught};
 use crate::clock::monotonic;
 use crate::error::{Result, Verb};
 use crate::handler::{Failure, Wish};
@@ -397,15 +397,19 @@ pub(crate) fn hand_in(
     }
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
     if let Some(verdict) = lease.completed() {
-        return completed(pool, held, index, &ran, slot, times, verdict);
+        completed(pool, held, index, &ran, slot, times, verdict);
+        let _ = caught(|| drop(ran));
+        return;
     }
     let stopped = lease.stopped();
     // One that ran out before its handler began goes back: nobody worked under it, the receipt
     // keeps that safe, and a slow store must not move a job toward dead.
     let unused = times.waited.is_none() && stopped == Some(Stop::Deadline);
-    let mut outcome = if stopped.is_some_and(|stop| stop.lost().is_some()) && !unused {
-        None
-    } else {
+    let is_lost = stopped.is_some_and(|stop| stop.lost().is_some()) && !unused;
+    let outcome_of = |ran| {
+        if is_lost {
+            return None;
+        }
         decide(job, &pool.queues[at], ran, stopped, token, fastrand::f64)
     };
     if let Some(Outcome::Complete { result }) = &mut outcome {
@@ -423,6 +427,9 @@ pub(crate) fn hand_in(
         pool.outbox.push(slot, at, times, None);
         pool.end(held, index);
         return;
+    // A failure's words are its author's code, and so is what happens when it is dropped.
+    let outcome = caught(|| outcome_of(ran));
+    let mut outcome = outcome.unwrap_or_else(|panic| outcome_of(Ran::Panicked(panic)));
     };
     let done = Done { index, outcome };
     pool.outbox.push(slot, at, times, Some((held, done)));

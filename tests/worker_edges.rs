@@ -201,6 +201,29 @@ async fn quick(_: Add, _: Context) -> Result<(), Failure> {
     Ok(())
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handler_that_is_always_ready_is_dropped_at_its_timeout() {
+    let client = client();
+    let id = client.enqueue(&Add { n: 0 }).await.unwrap().id();
+    // Never waits, but gives way as often as the runtime asks it to: as does a loop over a channel
+    // that never runs dry.
+    let handler = |_: Add, _: Context| async move {
+        loop {
+            tokio::task::consume_budget().await;
+        }
+        #[expect(unreachable_code, reason = "names the type")]
+        Ok::<(), Failure>(())
+    };
+    let worker = client
+        .worker()
+        .handle(handler)
+        .max_failures(1)
+        .timeout(Duration::from_millis(50));
+    let dead = until(&client, |queue| queue.counts.dead == 1);
+    worker.run_until(dead).await.unwrap();
+    assert_eq!(reasons(&client, id).await, ["timed out after 50ms"]);
+}
+
 #[test]
 fn an_enqueue_outside_of_a_runtime_does_not_stop_those_inside() {
     let client = client();

@@ -197,8 +197,69 @@ async fn an_observer_that_panics_stops_nothing() {
     );
 }
 
+/// A worker whose store panics in one verb, and what it ends with.
+async fn with_a_store_that_panics_in(verb: Verb) -> leasehold::Error {
+    let store = memory();
+    let plan = move |called: Verb| {
+        assert!(called != verb, "a store that panics");
+        Fate::Pass
+    };
+    let client = Client::new(Arc::new(Faulty::new(store, plan)));
+    client.enqueue(&Add { n: 0 }).await.unwrap();
+    let handler = |_: Add, ctx: Context| async move {
+        ctx.cancelled().await;
+        Ok::<(), Failure>(())
+    };
+    let worker = client
+        .worker()
+        .handle(handler)
+        .terms(LeaseTerms::of_term(Duration::from_millis(300)));
+    soon(worker.run_until(pending())).await.unwrap_err()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_part_that_panics_ends_the_worker_and_the_caller_hears_of_it() {
+    for verb in [Verb::Claim, Verb::Renew] {
+        let error = with_a_store_that_panics_in(verb).await;
+        assert_eq!(error.kind(), ErrorKind::Unexpected, "{verb}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewer_without_a_connection_is_an_error_of_the_worker() {
+    let mut faulty = Faulty::new(memory(), |_| Fate::Pass);
+    faulty.dedicate = Fate::Refuse;
+    let client = Client::new(Arc::new(faulty));
+    let worker = client.worker().handle(quick);
+    let error = soon(worker.run_until(pending())).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Denied, "{error}");
+}
+
 async fn quick(_: Add, _: Context) -> Result<(), Failure> {
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewer_that_waits_for_its_connection_watches_all_the_same() {
+    let mut faulty = Faulty::new(memory(), |_| Fate::Pass);
+    faulty.dedicate = Fate::Hang;
+    let client = Client::new(Arc::new(faulty));
+    client.enqueue(&Add { n: 0 }).await.unwrap();
+    let (told, mut heard) = mpsc::unbounded_channel();
+    let handler = move |_: Add, ctx: Context| {
+        let told = told.clone();
+        async move {
+            ctx.cancelled().await;
+            told.send(ctx.is_lost()).unwrap();
+            Ok::<(), Failure>(())
+        }
+    };
+    let worker = client
+        .worker()
+        .handle(handler)
+        .terms(LeaseTerms::of_term(Duration::from_millis(500)));
+    let stop = async { assert_eq!(soon(heard.recv()).await, Some(true)) };
+    worker.run_until(stop).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -224,6 +285,54 @@ async fn a_handler_that_is_always_ready_is_dropped_at_its_timeout() {
     assert_eq!(reasons(&client, id).await, ["timed out after 50ms"]);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_is_dropped_lets_go_of_its_store() {
+    let store = memory();
+    let faulty = Faulty::new(store.clone(), |verb| match verb {
+        Verb::Settle => Fate::Hang,
+        _ => Fate::Pass,
+    });
+    let calls = faulty.calls.clone();
+    let client = Client::new(Arc::new(faulty));
+    let ran = Arc::new(AtomicUsize::new(0));
+    let counted = ran.clone();
+    let handler = move |_: Add, _: Context| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async { Ok::<(), Failure>(()) }
+    };
+    let amid = async {
+        client.enqueue(&Add { n: 0 }).await.unwrap();
+        true_soon(|| calls.settle.load(Ordering::SeqCst) > 0).await;
+        // What is handed in from here on waits behind the call that hangs.
+        client.enqueue_all(adds(5)).await.unwrap();
+        true_soon(|| ran.load(Ordering::SeqCst) == 6).await;
+    };
+    tokio::select! {
+        _ = client.worker().handle(handler).run_until(pending()) => panic!("it ended"),
+        () = amid => {}
+    }
+    drop(client);
+    true_soon(|| Arc::strong_count(&store) == 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_handler_has_spawned_hears_that_its_worker_is_gone() {
+    let client = client();
+    client.enqueue(&Add { n: 0 }).await.unwrap();
+    let (send, mut contexts) = mpsc::unbounded_channel();
+    let handler = move |_: Add, ctx: Context| {
+        send.send(ctx).unwrap();
+        pending::<Result<(), Failure>>()
+    };
+    let ctx = tokio::select! {
+        _ = client.worker().handle(handler).run_until(pending()) => panic!("it ended"),
+        ctx = contexts.recv() => ctx.unwrap(),
+    };
+    // Nobody renews the lease any longer, and nobody will tell when it has run out.
+    soon(ctx.cancelled()).await;
+    assert!(ctx.is_lost());
+}
+
 #[test]
 fn an_enqueue_outside_of_a_runtime_does_not_stop_those_inside() {
     let client = client();
@@ -242,4 +351,23 @@ fn an_enqueue_outside_of_a_runtime_does_not_stop_those_inside() {
     runtime
         .block_on(async { soon(client.enqueue(&Add { n: 1 })).await })
         .unwrap();
+}
+
+#[test]
+fn a_runtime_without_timers_is_refused_at_once() {
+    let (done, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .build()
+            .unwrap();
+        let run = || runtime.block_on(client().worker().handle(quick).run_until(pending()));
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_err();
+        let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+        done.send(text.unwrap_or_default()).unwrap();
+    });
+    let text = ended
+        .recv_timeout(LIMIT)
+        .expect("it hangs instead of saying what is missing");
+    assert!(text.contains("timers"), "{text}");
 }

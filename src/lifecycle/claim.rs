@@ -322,3 +322,7 @@ fn in_turn(queues: &[PoolQueue]) -> impl Iterator<Item = &PoolQueue> {
     order.sort_by(|(a, _), (b, _)| a.total_cmp(b));
     order.into_iter().map(|(_, queue)| queue)
 }
+            // Whoever closed the pool meanwhile may not have seen this one.
+            if pool.give_up.is_cancelled() {
+                pool.abandon(&held);
+            }

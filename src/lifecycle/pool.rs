@@ -16,6 +16,7 @@ use super::lane::Session;
 use super::merge::Merger;
 use super::settle::Outbox;
 use crate::clock::monotonic;
+use crate::error::{Error, ErrorKind, Verb};
 use crate::handler::AnyHandler;
 use crate::job::{Kind, QueueName};
 use crate::lease::LeaseTerms;
@@ -149,6 +150,8 @@ pub(crate) struct Pool {
     drain_at: OnceLock<Instant>,
     /// Unanswered calls are abandoned.
     pub(crate) give_up: CancellationToken,
+    /// Why the pool could not go on.
+    failure: OnceLock<Error>,
 }
 
 /// What the builder decides; the rest of a [`Pool`] starts empty.
@@ -207,6 +210,7 @@ impl Pool {
             drain: CancellationToken::new(),
             drain_at: OnceLock::new(),
             give_up: CancellationToken::new(),
+            failure: OnceLock::new(),
         })
     }
 
@@ -236,9 +240,12 @@ impl Pool {
                 end,
             })
         };
-        self.lock()
-            .fresh
-            .extend((0..leases).step_by(length).map(run));
+        let mut buffer = self.lock();
+        if self.give_up.is_cancelled() {
+            return;
+        }
+        buffer.fresh.extend((0..leases).step_by(length).map(run));
+        drop(buffer);
         // Each of them wakes another as soon as its handler waits for something.
         for _ in 0..leases.min(parallelism()) {
             self.work.notify_one();
@@ -341,6 +348,37 @@ impl Pool {
         }
     }
 
+    /// The pool cannot go on: it drains, and its caller hears why.
+    pub(crate) fn fail(&self, why: Error) {
+        // The first reason is the reason.
+        let _ = self.failure.set(why);
+        self.begin_drain();
+    }
+
+    pub(crate) fn failure(&self) -> Option<&Error> {
+        self.failure.get()
+    }
+
+    /// Lets go of everything: nobody works, renews or settles it any longer. What is held knows the
+    /// pool, and each would keep the other.
+    pub(crate) fn close(&self) {
+        self.drain.cancel();
+        self.give_up.cancel();
+        for held in self.board.grants() {
+            self.abandon(&held);
+        }
+        *self.lock() = Buffer::default();
+        self.outbox.close();
+    }
+
+    /// Leaves a grant to expire, and tells whoever still works under it.
+    pub(crate) fn abandon(&self, held: &Held) {
+        for lease in &held.leases {
+            lease.stop(Stop::Deadline);
+        }
+        self.end_all(held, 0..held.leases.len());
+    }
+
     /// Wakes the slots that sleep, so that they see that the pool drains.
     pub(crate) fn wake_all(&self) {
         self.work.notify_waiters();
@@ -370,6 +408,27 @@ impl Pool {
         self.board.end(held, ended);
         if suspect {
             self.suspects.leave();
+        }
+    }
+}
+
+/// Runs a part of a pool. If it panics, the pool ends, and its caller hears of it.
+pub(crate) async fn part(pool: Arc<Pool>, name: &'static str, part: impl Future<Output = ()>) {
+    let _watched = Watched { pool, name };
+    part.await;
+}
+
+struct Watched {
+    pool: Arc<Pool>,
+    name: &'static str,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let why = format!("the worker's {} panicked", self.name);
+            self.pool
+                .fail(Error::new(ErrorKind::Unexpected, why).during(Verb::Run));
         }
     }
 }

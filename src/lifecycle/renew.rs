@@ -8,7 +8,10 @@
 //! **Invariant (I8).** The handler is told to stop before *first send + granted − guard*, whatever
 //! the reply says: the watch runs beside the calls, and does not wait for them.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -18,6 +21,7 @@ use tracing::Instrument as _;
 use super::fence::{Held, Stop};
 use super::lane::spread;
 use super::pool::Pool;
+use super::run::caught;
 use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::job::limits;
@@ -25,9 +29,26 @@ use crate::lease::{Cause, FencingToken, Progress};
 use crate::observe::{Event, metrics};
 use crate::store::{Beat, Renewal, Store};
 
-/// Renews until it is dropped. `store` is the renewer's own handle.
-pub(crate) async fn renewer(pool: Arc<Pool>, store: Arc<dyn Store>) {
-    tokio::join!(biased; watch(&pool), beat(&pool, &*store));
+/// Renews until it is dropped.
+pub(crate) async fn renewer(pool: Arc<Pool>) {
+    let renew = async {
+        // The handle is made here, so that this runtime drives its connection. The watch does not
+        // wait for it.
+        match pool.store().dedicated().await {
+            Ok(store) => beat(&pool, &*store).await,
+            Err(error) => pool.fail(error.during(Verb::Run)),
+        }
+    };
+    let mut renew = pin!(renew);
+    let renew = poll_fn(|cx| {
+        caught(|| renew.as_mut().poll(cx)).unwrap_or_else(|panic| {
+            // The watch goes on, and ends what nobody renews.
+            let why = format!("the worker's renewer: {panic}");
+            pool.fail(Error::new(ErrorKind::Unexpected, why).during(Verb::Run));
+            Poll::Ready(())
+        })
+    });
+    tokio::join!(biased; watch(&pool), renew);
 }
 
 /// The shortest time between two renewals of any queue.

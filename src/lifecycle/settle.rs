@@ -63,6 +63,8 @@ struct Shard {
     finished: u64,
     /// How long handlers ran since it was last asked, by queue.
     busy: Vec<Duration>,
+    /// Nobody settles any longer.
+    closed: bool,
 }
 
 /// Leases to be settled.
@@ -161,7 +163,9 @@ impl Outbox {
             shard.finished += 1;
             shard.busy[queue] += self.unmeasured(times.ran);
         }
-        let Some((run, done)) = done else { return };
+        let Some((run, done)) = done.filter(|_| !shard.closed) else {
+            return;
+        };
         shard.batch.push(run, done);
         let gathered = shard.batch.leases;
         drop(shard);
@@ -197,6 +201,15 @@ impl Outbox {
     /// Sends everything.
     pub(crate) fn flush_all(&self) {
         self.now.notify_one();
+    }
+
+    /// Lets go of what waits, and takes in no more: what is handed in knows the pool, and each would
+    /// keep the other.
+    pub(crate) fn close(&self) {
+        for mut shard in self.all() {
+            shard.closed = true;
+            shard.batch = Batch::default();
+        }
     }
 
     /// Handlers that have ended.

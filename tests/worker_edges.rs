@@ -285,6 +285,63 @@ async fn a_handler_that_is_always_ready_is_dropped_at_its_timeout() {
     assert_eq!(reasons(&client, id).await, ["timed out after 50ms"]);
 }
 
+/// Lets the lease of the first job of the queue expire this often.
+async fn expire_first(store: &Arc<dyn Store>, clock: &ManualClock, times: u64) {
+    let session = store.open_session().await.unwrap();
+    let term = Duration::from_secs(1);
+    for seq in 1..=times {
+        let request = ClaimRequest {
+            request: RequestId {
+                session,
+                lane: 0,
+                seq,
+            },
+            owner: "nobody".into(),
+            task: "none".into(),
+            nonce: Nonce::draw().unwrap(),
+            queues: vec![ClaimQueue {
+                queue: QueueName::default(),
+                term,
+                max_lifetime: term,
+            }],
+            max: 1,
+            admit_suspect: true,
+            settle: None,
+        };
+        assert_eq!(store.claim(request).await.unwrap().grants.len(), 1);
+        clock.advance(term * 2);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_is_dropped_amid_its_claim_bars_no_suspect() {
+    let clock = ManualClock::default();
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::with_clock(clock.clone()));
+    Client::new(store.clone())
+        .enqueue(&Add { n: 0 })
+        .await
+        .unwrap();
+    expire_first(&store, &clock, 2).await;
+    let claims = AtomicUsize::new(0);
+    let faulty = Faulty::new(store, move |verb| match verb {
+        Verb::Claim if claims.fetch_add(1, Ordering::SeqCst) == 0 => Fate::Hang,
+        _ => Fate::Pass,
+    });
+    let calls = faulty.calls.clone();
+    let client = Client::new(Arc::new(faulty));
+    let asked = true_soon(|| calls.claim.load(Ordering::SeqCst) > 0);
+    tokio::select! {
+        _ = client.worker().handle(quick).run_until(pending()) => panic!("it ended"),
+        () = asked => {}
+    }
+    let handler = |_: Add, ctx: Context| async move {
+        assert!(ctx.job().is_suspect());
+        Ok::<(), Failure>(())
+    };
+    let worker = client.worker().handle(handler);
+    worker.run_until(completed(&client, 1)).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_that_is_dropped_lets_go_of_its_store() {
     let store = memory();
@@ -331,6 +388,30 @@ async fn what_a_handler_has_spawned_hears_that_its_worker_is_gone() {
     // Nobody renews the lease any longer, and nobody will tell when it has run out.
     soon(ctx.cancelled()).await;
     assert!(ctx.is_lost());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_refuses_claims_is_not_asked_in_a_hot_loop() {
+    let store = memory();
+    Client::new(store.clone())
+        .enqueue(&Add { n: 0 })
+        .await
+        .unwrap();
+    let faulty = Faulty::new(store, |verb| match verb {
+        Verb::Claim => Fate::Refuse,
+        _ => Fate::Pass,
+    });
+    let calls = faulty.calls.clone();
+    let client = Client::new(Arc::new(faulty));
+    let start = Instant::now();
+    let worker = client.worker().handle(quick);
+    let a_while = true_soon(|| calls.claim.load(Ordering::SeqCst) > 2);
+    worker.run_until(a_while).await.unwrap();
+    let (claims, took) = (calls.claim.load(Ordering::SeqCst), start.elapsed());
+    assert!(
+        claims < 10 && took > Duration::from_secs(1),
+        "{claims} claims in {took:?}"
+    );
 }
 
 #[test]

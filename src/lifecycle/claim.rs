@@ -47,7 +47,10 @@ pub(crate) async fn claimer(pool: Arc<Pool>) {
             claimer.wait_for_room().await;
             continue;
         }
-        let granted = claimer.claim(want).await;
+        let Some(granted) = claimer.claim(want).await else {
+            claimer.rest().await;
+            continue;
+        };
         if granted < want && !drain.is_cancelled() {
             claimer.wait_for_work().await;
         }
@@ -174,9 +177,21 @@ impl Claimer {
         }
     }
 
-    /// One claim, repeated until it is known. Returns the number of leases.
-    async fn claim(&mut self, want: usize) -> usize {
-        let admit_suspect = self.pool.suspects.enter();
+    /// Sleeps after a claim that came to nothing: the store may have work, so that it would not let
+    /// anybody wait, and refuse again.
+    async fn rest(&self) {
+        tokio::select! {
+            biased;
+            () = self.pool.drain.cancelled() => {}
+            () = tokio::time::sleep(LONGEST_SLEEP) => {}
+        }
+    }
+
+    /// One claim, repeated until it is known. Returns the number of leases; none if it came to
+    /// nothing.
+    async fn claim(&mut self, want: usize) -> Option<usize> {
+        let place = self.pool.suspects.enter();
+        let admit_suspect = place.is_some();
         let sent = monotonic();
         let mut ride = self.pool.outbox.ride();
         let claimed = match Nonce::draw() {
@@ -189,18 +204,12 @@ impl Claimer {
         if let Some(ride) = ride.take() {
             ride.send(&self.pool).await;
         }
-        let Some(claimed) = claimed else {
-            if admit_suspect {
-                self.pool.suspects.leave();
-            }
-            self.next = LONGEST_SLEEP;
-            return 0;
-        };
+        let claimed = claimed?;
         let leases: usize = claimed.grants.iter().map(|grant| grant.leases.len()).sum();
         self.pool.meter.claimed(sent.elapsed(), leases);
         let mut suspects = claimed.grants.iter().flat_map(|grant| &grant.leases);
-        if admit_suspect && !suspects.any(|lease| lease.job.is_suspect()) {
-            self.pool.suspects.leave();
+        if let Some(place) = place.filter(|_| suspects.any(|lease| lease.job.is_suspect())) {
+            place.keep();
         }
         self.next = claimed
             .next_due
@@ -209,7 +218,7 @@ impl Claimer {
             .min()
             .unwrap_or(LONGEST_SLEEP);
         self.take_in(claimed, sent);
-        leases
+        Some(leases)
     }
 
     /// Sends the claim, with the settlements that ride along. `None`: nothing was granted to us.

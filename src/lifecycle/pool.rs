@@ -442,9 +442,10 @@ fn parallelism() -> usize {
 pub(crate) struct SuspectGate(AtomicBool);
 
 impl SuspectGate {
-    /// Takes the place, if it is free. Whoever takes it must leave it.
-    pub(crate) fn enter(&self) -> bool {
-        !self.0.swap(true, Ordering::AcqRel)
+    /// Takes the place, if it is free.
+    pub(crate) fn enter(self: &Arc<Self>) -> Option<Place> {
+        let was_taken = self.0.swap(true, Ordering::AcqRel);
+        (!was_taken).then(|| Place(Some(Arc::clone(self))))
     }
 
     pub(crate) fn leave(&self) {
@@ -453,5 +454,23 @@ impl SuspectGate {
 
     pub(crate) fn is_free(&self) -> bool {
         !self.0.load(Ordering::Acquire)
+    }
+}
+
+/// The place of a suspect whose claim is unanswered: left when it is dropped, also with the claim.
+pub(crate) struct Place(Option<Arc<SuspectGate>>);
+
+impl Place {
+    /// A suspect has come. Whoever ends its lease leaves the place.
+    pub(crate) fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(gate) = &self.0 {
+            gate.leave();
+        }
     }
 }

@@ -414,6 +414,31 @@ async fn a_store_that_refuses_claims_is_not_asked_in_a_hot_loop() {
     );
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lifetime_shorter_than_the_guard_is_worked_and_watched() {
+    let client = client();
+    let short = JobOptions::default().max_lifetime(Duration::from_millis(500));
+    let jobs = adds(2).into_iter().map(|job| job.options(short.clone()));
+    client.enqueue_all(jobs.collect()).await.unwrap();
+    let (told, mut heard) = mpsc::unbounded_channel();
+    let handler = move |job: Add, ctx: Context| {
+        let told = told.clone();
+        async move {
+            if job.n == 1 && ctx.attempt() == 1 {
+                let start = Instant::now();
+                ctx.cancelled().await;
+                told.send(start.elapsed()).unwrap();
+            }
+            Ok::<(), Failure>(())
+        }
+    };
+    // The guard of this term is 700 ms, and its renewals are 20 s apart.
+    let worker = client.worker().handle(handler).terms(LeaseTerms::MEDIUM);
+    worker.run_until(completed(&client, 2)).await.unwrap();
+    let told = heard.recv().await.unwrap();
+    assert!(told < Duration::from_secs(2), "told after {told:?}");
+}
+
 #[test]
 fn an_enqueue_outside_of_a_runtime_does_not_stop_those_inside() {
     let client = client();

@@ -299,8 +299,10 @@ impl Claimer {
             };
             pool.observers.emit(|| Event::Claimed { grant: &grant });
             let terms = &pool.queues[queue].terms;
-            let guard = terms.guard().min(grant.term / 4);
-            let is_short = grant.term < terms.term;
+            // A job's own lifetime can be shorter than any term.
+            let granted = grant.granted.min(grant.term);
+            let guard = terms.guard().min(granted / 4);
+            let is_short = granted < terms.term;
             let held = pool.board.hold(queue, grant, sent, guard, pool);
             // The watch sleeps until the next end that it knows of, and an answer that took long
             // brings an earlier one.

@@ -459,6 +459,47 @@ fn an_enqueue_outside_of_a_runtime_does_not_stop_those_inside() {
         .unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn leases_that_waited_in_vain_go_to_a_worker_with_a_free_slot() {
+    let store = memory();
+    let client = Client::new(store.clone());
+    const SLOW: usize = 400;
+    client.enqueue_all(adds(SLOW + 100)).await.unwrap();
+    let slow = Arc::new(Mutex::new(None));
+    let (began, others) = (slow.clone(), Client::new(store));
+    let handler = move |job: Add, _: Context| {
+        let began = began.clone();
+        async move {
+            if job.n == SLOW || job.n == SLOW + 1 {
+                began
+                    .lock()
+                    .unwrap()
+                    .get_or_insert_with(tokio::time::Instant::now);
+                tokio::time::sleep(Duration::from_secs(60)).await;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            Ok::<(), Failure>(())
+        }
+    };
+    let busy = client
+        .worker()
+        .handle(handler)
+        .slots(2)
+        .executor(SameRuntime);
+    let stop = tokio_util::sync::CancellationToken::new();
+    let stopped = stop.clone();
+    let busy = tokio::spawn(busy.run_until(stopped.cancelled_owned()));
+    true_soon(|| slow.lock().unwrap().is_some()).await;
+    let start = slow.lock().unwrap().unwrap();
+    let all_but_the_slow = completed(&others, (SLOW + 98) as u64);
+    let worker = others.worker().handle(quick).executor(SameRuntime);
+    worker.run_until(all_but_the_slow).await.unwrap();
+    let took = start.elapsed();
+    assert!(took < Duration::from_secs(3), "{took:?} for a free slot");
+    stop.cancel();
+    busy.await.unwrap().unwrap();
+}
+
 #[test]
 fn a_runtime_without_timers_is_refused_at_once() {
     let (done, ended) = std::sync::mpsc::channel();

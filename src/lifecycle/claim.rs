@@ -42,6 +42,7 @@ pub(crate) async fn claimer(pool: Arc<Pool>) {
     let mut claimer = Claimer::new(pool);
     let drain = claimer.pool.drain.clone();
     while !drain.is_cancelled() {
+        claimer.give_back_stale();
         let want = claimer.want();
         if want == 0 {
             claimer.wait_for_room().await;
@@ -80,6 +81,8 @@ struct Claimer {
     pace: Pace,
     /// When the queues are worth a claim without a wake-up.
     next: Duration,
+    /// How many handlers had ended, and since when no other has while leases wait.
+    still: (u64, Instant),
 }
 
 /// How fast the slots finish.
@@ -115,6 +118,7 @@ impl Claimer {
             lane,
             pace,
             next: LONGEST_SLEEP,
+            still: (0, monotonic()),
         }
     }
 
@@ -145,16 +149,26 @@ impl Claimer {
         // "Less than" half of what is held ahead, and always when a slot finds nothing.
         pool.low_water
             .store(self.ahead() / 2 + 1, Ordering::Release);
-        let finished = pool.outbox.finished();
         tokio::select! {
             biased;
             () = pool.drain.cancelled() => {}
             () = pool.room.notified() => {}
-            () = tokio::time::sleep(STALE_BUFFER) => {
-                if pool.outbox.finished() == finished {
-                    give_back(pool);
-                }
-            }
+            () = tokio::time::sleep(STALE_BUFFER) => {}
+        }
+    }
+
+    /// Gives back what waits for a slot if no slot was done with anything for too long, whatever the
+    /// claimer slept on.
+    fn give_back_stale(&mut self) {
+        let (finished, now) = (self.pool.outbox.finished(), monotonic());
+        let (seen, since) = self.still;
+        if finished != seen || self.pool.buffered() == 0 {
+            self.still = (finished, now);
+        } else if now - since >= STALE_BUFFER {
+            give_back(&self.pool);
+            // Or they would be the first to be claimed again.
+            self.pace.per_second = 0.0;
+            self.still = (finished, now);
         }
     }
 
@@ -310,6 +324,10 @@ impl Claimer {
             if is_short || is_late {
                 pool.short_term.iter().for_each(Notify::notify_one);
             }
+            // Whoever closed the pool meanwhile may not have seen this one.
+            if pool.give_up.is_cancelled() {
+                pool.abandon(&held);
+            }
             pool.fill(&held);
         }
         pool.meter
@@ -333,7 +351,3 @@ fn in_turn(queues: &[PoolQueue]) -> impl Iterator<Item = &PoolQueue> {
     order.sort_by(|(a, _), (b, _)| a.total_cmp(b));
     order.into_iter().map(|(_, queue)| queue)
 }
-            // Whoever closed the pool meanwhile may not have seen this one.
-            if pool.give_up.is_cancelled() {
-                pool.abandon(&held);
-            }

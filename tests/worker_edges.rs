@@ -414,6 +414,68 @@ async fn a_store_that_refuses_claims_is_not_asked_in_a_hot_loop() {
     );
 }
 
+/// Two jobs of one grant: the first is given up by `give_up` in its first run, the second runs until
+/// the first was completed by another run.
+async fn given_up_beside_a_sibling<F>(
+    lapses_to_lose: usize,
+    give_up: impl Fn(Context) -> F + Send + Sync + 'static,
+) where
+    F: Future<Output = Result<(), Failure>> + Send,
+{
+    let faulty = Faulty::new(memory(), |_| Fate::Pass);
+    faulty
+        .lapses_to_lose
+        .store(lapses_to_lose, Ordering::SeqCst);
+    let client = Client::new(Arc::new(faulty));
+    client.enqueue_all(adds(2)).await.unwrap();
+    let (first_done, give_up) = (Arc::new(AtomicUsize::new(0)), Arc::new(give_up));
+    let grants = Arc::new(Mutex::new(Vec::new()));
+    let seen = grants.clone();
+    let handler = move |job: Add, ctx: Context| {
+        let (first_done, give_up) = (first_done.clone(), give_up.clone());
+        async move {
+            if job.n == 0 && ctx.attempt() == 1 {
+                return give_up(ctx).await;
+            }
+            if job.n == 0 {
+                first_done.store(1, Ordering::SeqCst);
+                return Ok(());
+            }
+            while first_done.load(Ordering::SeqCst) == 0 {
+                ctx.progress(1, None, "working");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            Ok(())
+        }
+    };
+    let worker = client
+        .worker()
+        .handle(handler)
+        .slots(2)
+        .terms(LeaseTerms::of_term(Duration::from_millis(900)))
+        .stall_limit(Duration::from_millis(400))
+        .grace(Duration::from_millis(10))
+        .observer(move |event: &Event<'_>| {
+            if let Event::Claimed { grant } = event {
+                seen.lock().unwrap().push(grant.leases.len());
+            }
+        });
+    worker.run_until(completed(&client, 2)).await.unwrap();
+    assert_eq!(*grants.lock().unwrap(), [2, 1], "one grant, and one again");
+    let ledger = client.queues().await.unwrap()[0].ledger;
+    assert_eq!((ledger.completed, ledger.expired()), (2, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lapse_that_got_lost_is_repeated_though_its_handler_is_gone() {
+    given_up_beside_a_sibling(3, |_| pending()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_its_handler_gives_up_expires_though_its_siblings_live() {
+    given_up_beside_a_sibling(0, |_| async { Err(Failure::lost()) }).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lifetime_shorter_than_the_guard_is_worked_and_watched() {
     let client = client();

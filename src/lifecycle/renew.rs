@@ -152,6 +152,10 @@ fn beat_for(pool: &Pool, held: &Held, now: Instant, every: Duration) -> Option<B
         progress: Vec::new(),
     };
     for (index, lease) in held.leases.iter().enumerate() {
+        if lease.is_to_lapse() {
+            beat.lapse.push(lease.token);
+            continue;
+        }
         if lease.has_ended() || lease.stopped().is_some_and(|stop| stop.lost().is_some()) {
             continue;
         }
@@ -252,6 +256,7 @@ fn count_lapsed(due: &[Arc<Held>], lapsed: &[Vec<FencingToken>]) {
             .iter()
             .filter(|lease| tokens.contains(&lease.token))
         {
+            lease.has_lapsed();
             metrics::expired(&held.grant.queue, &lease.job.kind, Cause::Stalled);
         }
     }
@@ -302,6 +307,9 @@ fn lose(pool: &Arc<Pool>, held: &Arc<Held>, index: usize, why: Stop) {
     // A lease whose handler has ended is only waiting for the verdict on its settlement.
     if lease.is_handed_in() || lease.has_ended() || known || !lease.stop(why) {
         return;
+    }
+    if why == Stop::Stalled {
+        lease.let_lapse();
     }
     if let (Some(kind), Some(why)) = (lease.kind, why.lost()) {
         pool.kinds[kind].meters[held.queue].lost(why);

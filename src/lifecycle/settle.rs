@@ -15,7 +15,7 @@ use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::fence::{Held, Stop};
+use super::fence::{Held, HeldLease, Stop};
 use super::lane::{Answer, Lane};
 use super::pool::{Pool, PoolQueue, Run};
 use super::run::{Ran, caught};
@@ -284,6 +284,8 @@ impl Ride {
                 Answer::Refused(error) | Answer::GaveUp(error) => {
                     tracing::error!(%error, leases = self.batch.leases, "leases left to expire");
                     for RunDone { run, done } in &self.batch.runs {
+                        let left = done.iter().map(|done| &run.leases[done.index]);
+                        left.for_each(HeldLease::let_lapse);
                         pool.end_all(run, done.iter().map(|done| done.index));
                     }
                     return;
@@ -440,6 +442,9 @@ pub(crate) fn hand_in(
         pool.outbox.push(slot, at, times, None);
         pool.end(held, index);
         return;
+        if !is_lost {
+            lease.let_lapse();
+        }
     // A failure's words are its author's code, and so is what happens when it is dropped.
     let outcome = caught(|| outcome_of(ran));
     let mut outcome = outcome.unwrap_or_else(|panic| outcome_of(Ran::Panicked(panic)));

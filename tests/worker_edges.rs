@@ -501,6 +501,26 @@ async fn a_lifetime_shorter_than_the_guard_is_worked_and_watched() {
     assert!(told < Duration::from_secs(2), "told after {told:?}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_mark_below_the_token_is_a_broken_fence_and_no_loop() {
+    let client = client();
+    let id = client.enqueue(&Add { n: 0 }).await.unwrap().id();
+    let handler = |_: Add, _: Context| async { Err(Failure::fenced(FencingToken::new(1))) };
+    let worker = client
+        .worker()
+        .handle(handler)
+        .max_failures(2)
+        .retry(RetryPolicy::constant(Duration::from_millis(1)));
+    let dead = until(&client, |queue| queue.counts.dead == 1);
+    worker.run_until(dead).await.unwrap();
+    let reasons = reasons(&client, id).await;
+    assert_eq!(reasons.len(), 2);
+    assert!(
+        reasons.iter().all(|why| why.contains("broken fence")),
+        "{reasons:?}"
+    );
+}
+
 #[test]
 fn an_enqueue_outside_of_a_runtime_does_not_stop_those_inside() {
     let client = client();

@@ -427,6 +427,9 @@ pub(crate) fn hand_in(
         }
         decide(job, &pool.queues[at], ran, stopped, token, fastrand::f64)
     };
+    // A failure's words are its author's code, and so is what happens when it is dropped.
+    let outcome = caught(|| outcome_of(ran));
+    let mut outcome = outcome.unwrap_or_else(|panic| outcome_of(Ran::Panicked(panic)));
     if let Some(Outcome::Complete { result }) = &mut outcome {
         *result = lease.result();
     }
@@ -439,15 +442,12 @@ pub(crate) fn hand_in(
         outcome: outcome.as_ref(),
     });
     let Some(outcome) = outcome else {
-        pool.outbox.push(slot, at, times, None);
-        pool.end(held, index);
-        return;
         if !is_lost {
             lease.let_lapse();
         }
-    // A failure's words are its author's code, and so is what happens when it is dropped.
-    let outcome = caught(|| outcome_of(ran));
-    let mut outcome = outcome.unwrap_or_else(|panic| outcome_of(Ran::Panicked(panic)));
+        pool.outbox.push(slot, at, times, None);
+        pool.end(held, index);
+        return;
     };
     let done = Done { index, outcome };
     pool.outbox.push(slot, at, times, Some((held, done)));
@@ -538,11 +538,12 @@ fn wished(
             bury => bury,
         },
         Wish::Behind(mark) => {
-            // A mark that no issuer could have given yet would make the job loop.
+            // A mark that no issuer could have given yet would make the job loop, and so would one
+            // for which no fence refuses this token.
             let believable = token
                 .get()
                 .saturating_add(Issuer::BELIEF.as_micros() as u64);
-            if mark.get() > believable {
+            if mark.get() > believable || mark < token {
                 failed(format!("broken fence: {reason}"))
             } else {
                 Outcome::Surrender {

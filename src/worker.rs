@@ -23,7 +23,7 @@ use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::executor::{self, Executor, OwnThread};
 use crate::handler::{AnyHandler, Handler, Typed};
-use crate::job::{Job, Kind, QueueName, at_most, limits};
+use crate::job::{Job, Kind, QueueName, at_most, duration, limits, positive};
 use crate::lease::LeaseTerms;
 use crate::lifecycle::merge::Merger;
 use crate::lifecycle::pool::{Plan, Pool, PoolKind, PoolQueue, part};
@@ -298,6 +298,9 @@ impl WorkerBuilder {
             .into();
         at_most("owner", owner.len(), limits::OWNER_BYTES, "bytes")?;
         at_most("task", task.len(), limits::OWNER_BYTES, "bytes")?;
+        duration("grace", self.grace)
+            .and_then(|()| duration("drain_grace", self.drain_grace))
+            .map_err(|e| e.during(Verb::Run))?;
         let plan = Plan {
             owner,
             task,
@@ -354,6 +357,12 @@ impl WorkerBuilder {
             }
             let terms = config.terms.unwrap_or(self.terms);
             terms.validate().map_err(|e| e.during(Verb::Run))?;
+            let timeout = config.timeout.or(self.timeout);
+            let stall_limit = config.stall_limit.or(self.stall_limit);
+            for (field, limit) in [("timeout", timeout), ("stall_limit", stall_limit)] {
+                let limit = limit.map_or(Ok(()), |limit| positive(field, limit));
+                limit.map_err(|e| e.during(Verb::Run))?;
+            }
             queues.push(PoolQueue {
                 meter: QueueMeter::new(&name),
                 name,
@@ -361,8 +370,8 @@ impl WorkerBuilder {
                 terms,
                 retry: config.retry.unwrap_or(self.retry),
                 max_failures: config.max_failures.unwrap_or(self.max_failures),
-                timeout: config.timeout.or(self.timeout),
-                stall_limit: config.stall_limit.or(self.stall_limit),
+                timeout,
+                stall_limit,
             });
         }
         Ok(queues)
@@ -455,6 +464,10 @@ async fn run_pool(
     });
     let _ = drained.await;
     drop(renewing);
+    if let Some(error) = pool.failure() {
+        tracing::error!(%error, "the worker could not go on");
+        return Err(error.duplicate());
+    }
     let report = Report {
         finished: pool.outbox.finished(),
         unsettled: pool.board.leases(),
@@ -464,10 +477,6 @@ async fn run_pool(
 
 /// Abandons what is left when a pool ends.
 struct Ending<'a>(&'a Pool);
-    if let Some(error) = pool.failure() {
-        tracing::error!(%error, "the worker could not go on");
-        return Err(error.duplicate());
-    }
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {

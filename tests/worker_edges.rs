@@ -262,6 +262,24 @@ async fn a_renewer_that_waits_for_its_connection_watches_all_the_same() {
     worker.run_until(stop).await.unwrap();
 }
 
+#[tokio::test]
+async fn durations_without_end_are_refused_by_name() {
+    type Change = fn(WorkerBuilder) -> WorkerBuilder;
+    let changes: [(&str, Change); 6] = [
+        ("timeout", |worker| worker.timeout(Duration::MAX)),
+        ("timeout", |worker| worker.timeout(Duration::ZERO)),
+        ("stall_limit", |worker| worker.stall_limit(Duration::MAX)),
+        ("stall_limit", |worker| worker.stall_limit(Duration::ZERO)),
+        ("grace", |worker| worker.grace(Duration::MAX)),
+        ("drain_grace", |worker| worker.drain_grace(Duration::MAX)),
+    ];
+    for (field, change) in changes {
+        let worker = change(client().worker().handle(quick));
+        let error = worker.run_until(async {}).await.unwrap_err();
+        assert_eq!(error.field(), Some(field), "{error}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_that_is_always_ready_is_dropped_at_its_timeout() {
     let client = client();

@@ -23,10 +23,10 @@ use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::executor::{self, Executor, OwnThread};
 use crate::handler::{AnyHandler, Handler, Typed};
-use crate::job::{Job, Kind, QueueName, at_most, limits};
+use crate::job::{Job, Kind, QueueName, at_most, duration, limits, positive};
 use crate::lease::LeaseTerms;
 use crate::lifecycle::merge::Merger;
-use crate::lifecycle::pool::{Plan, Pool, PoolKind, PoolQueue};
+use crate::lifecycle::pool::{Plan, Pool, PoolKind, PoolQueue, part};
 use crate::lifecycle::{claim, expire, prune, renew, run, settle};
 use crate::observe::metrics::{KindMeter, QueueMeter};
 use crate::observe::{Observer, Observers};
@@ -254,6 +254,11 @@ impl WorkerBuilder {
     ///
     /// # Errors
     /// If the worker cannot start: a typed error that names the setting to change, or the store's.
+    /// `Unexpected` if a part of it panicked (a store, a metrics recorder, a `tracing` subscriber):
+    /// it has drained then, as far as it could.
+    ///
+    /// # Panics
+    /// If the runtime has no timers (`enable_time`).
     pub async fn run_until(self, stop: impl Future<Output = ()> + Send) -> Result<Report> {
         let executor = Arc::clone(&self.executor);
         let pool = self.build()?;
@@ -293,6 +298,9 @@ impl WorkerBuilder {
             .into();
         at_most("owner", owner.len(), limits::OWNER_BYTES, "bytes")?;
         at_most("task", task.len(), limits::OWNER_BYTES, "bytes")?;
+        duration("grace", self.grace)
+            .and_then(|()| duration("drain_grace", self.drain_grace))
+            .map_err(|e| e.during(Verb::Run))?;
         let plan = Plan {
             owner,
             task,
@@ -349,6 +357,12 @@ impl WorkerBuilder {
             }
             let terms = config.terms.unwrap_or(self.terms);
             terms.validate().map_err(|e| e.during(Verb::Run))?;
+            let timeout = config.timeout.or(self.timeout);
+            let stall_limit = config.stall_limit.or(self.stall_limit);
+            for (field, limit) in [("timeout", timeout), ("stall_limit", stall_limit)] {
+                let limit = limit.map_or(Ok(()), |limit| positive(field, limit));
+                limit.map_err(|e| e.during(Verb::Run))?;
+            }
             queues.push(PoolQueue {
                 meter: QueueMeter::new(&name),
                 name,
@@ -356,8 +370,8 @@ impl WorkerBuilder {
                 terms,
                 retry: config.retry.unwrap_or(self.retry),
                 max_failures: config.max_failures.unwrap_or(self.max_failures),
-                timeout: config.timeout.or(self.timeout),
-                stall_limit: config.stall_limit.or(self.stall_limit),
+                timeout,
+                stall_limit,
             });
         }
         Ok(queues)
@@ -395,36 +409,27 @@ async fn run_pool(
     executor: &dyn Executor,
     stop: impl Future<Output = ()> + Send,
 ) -> Result<Report> {
-    let renewing = {
-        let pool = Arc::clone(pool);
-        executor::start(executor, "leasehold-renew", async move {
-            // The handle is made here, so that this runtime drives its connection.
-            match pool.store().dedicated().await {
-                Ok(store) => renew::renewer(pool, store).await,
-                Err(error) => {
-                    tracing::error!(%error, "no renewals: the worker stops");
-                    pool.begin_drain();
-                }
-            }
-        })
-        .map_err(|e| {
-            Error::new(ErrorKind::Unavailable, "the renewer's thread did not start")
-                .caused_by(e)
-                .during(Verb::Run)
-        })?
-    };
+    // Panics here, where it is seen, if the runtime has no timers: each part would, unseen.
+    drop(tokio::time::sleep(Duration::ZERO));
+    let own = || Arc::clone(pool);
+    let renewer = part(own(), "renewer", renew::renewer(own()));
+    let renewing = executor::start(executor, "leasehold-renew", renewer).map_err(|e| {
+        Error::new(ErrorKind::Unavailable, "the renewer's thread did not start")
+            .caused_by(e)
+            .during(Verb::Run)
+    })?;
 
     let mut slots = JoinSet::new();
     for number in 0..pool.slots {
-        slots.spawn(run::slot(Arc::clone(pool), number));
+        slots.spawn(part(own(), "slot", run::slot(own(), number)));
     }
     let mut parts = JoinSet::new();
-    parts.spawn(settle::settler(Arc::clone(pool)));
-    parts.spawn(expire::reaper(Arc::clone(pool)));
-    parts.spawn(prune::pruner(Arc::clone(pool)));
-    parts.spawn(measure(Arc::clone(pool)));
+    parts.spawn(part(own(), "settler", settle::settler(own())));
+    parts.spawn(part(own(), "reaper", expire::reaper(own())));
+    parts.spawn(part(own(), "pruner", prune::pruner(own())));
+    parts.spawn(part(own(), "meter", measure(own())));
     let mut claimers = JoinSet::new();
-    claimers.spawn(claim::claimer(Arc::clone(pool)));
+    claimers.spawn(part(own(), "claimer", claim::claimer(own())));
     // Whoever drops this future half way takes everything down with it; the leases expire.
     let _ending = Ending(pool);
 
@@ -459,6 +464,10 @@ async fn run_pool(
     });
     let _ = drained.await;
     drop(renewing);
+    if let Some(error) = pool.failure() {
+        tracing::error!(%error, "the worker could not go on");
+        return Err(error.duplicate());
+    }
     let report = Report {
         finished: pool.outbox.finished(),
         unsettled: pool.board.leases(),
@@ -472,14 +481,6 @@ struct Ending<'a>(&'a Pool);
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
         self.0.close();
-        self.0.give_up.cancel();
-        self.0.outbox.abandon();
-        // The gate is shared with the pools that come after this one: each lease leaves it properly.
-        for held in self.0.board.grants() {
-            for index in 0..held.leases.len() {
-                self.0.end(&held, index);
-            }
-        }
     }
 }
 

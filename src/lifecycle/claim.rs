@@ -42,12 +42,16 @@ pub(crate) async fn claimer(pool: Arc<Pool>) {
     let mut claimer = Claimer::new(pool);
     let drain = claimer.pool.drain.clone();
     while !drain.is_cancelled() {
+        claimer.give_back_stale();
         let want = claimer.want();
         if want == 0 {
             claimer.wait_for_room().await;
             continue;
         }
-        let granted = claimer.claim(want).await;
+        let Some(granted) = claimer.claim(want).await else {
+            claimer.rest().await;
+            continue;
+        };
         if granted < want && !drain.is_cancelled() {
             claimer.wait_for_work().await;
         }
@@ -77,6 +81,8 @@ struct Claimer {
     pace: Pace,
     /// When the queues are worth a claim without a wake-up.
     next: Duration,
+    /// How many handlers had ended, and since when no other has while leases wait.
+    still: (u64, Instant),
 }
 
 /// How fast the slots finish.
@@ -112,6 +118,7 @@ impl Claimer {
             lane,
             pace,
             next: LONGEST_SLEEP,
+            still: (0, monotonic()),
         }
     }
 
@@ -142,16 +149,26 @@ impl Claimer {
         // "Less than" half of what is held ahead, and always when a slot finds nothing.
         pool.low_water
             .store(self.ahead() / 2 + 1, Ordering::Release);
-        let finished = pool.outbox.finished();
         tokio::select! {
             biased;
             () = pool.drain.cancelled() => {}
             () = pool.room.notified() => {}
-            () = tokio::time::sleep(STALE_BUFFER) => {
-                if pool.outbox.finished() == finished {
-                    give_back(pool);
-                }
-            }
+            () = tokio::time::sleep(STALE_BUFFER) => {}
+        }
+    }
+
+    /// Gives back what waits for a slot if no slot was done with anything for too long, whatever the
+    /// claimer slept on.
+    fn give_back_stale(&mut self) {
+        let (finished, now) = (self.pool.outbox.finished(), monotonic());
+        let (seen, since) = self.still;
+        if finished != seen || self.pool.buffered() == 0 {
+            self.still = (finished, now);
+        } else if now - since >= STALE_BUFFER {
+            give_back(&self.pool);
+            // Or they would be the first to be claimed again.
+            self.pace.per_second = 0.0;
+            self.still = (finished, now);
         }
     }
 
@@ -174,9 +191,21 @@ impl Claimer {
         }
     }
 
-    /// One claim, repeated until it is known. Returns the number of leases.
-    async fn claim(&mut self, want: usize) -> usize {
-        let admit_suspect = self.pool.suspects.enter();
+    /// Sleeps after a claim that came to nothing: the store may have work, so that it would not let
+    /// anybody wait, and refuse again.
+    async fn rest(&self) {
+        tokio::select! {
+            biased;
+            () = self.pool.drain.cancelled() => {}
+            () = tokio::time::sleep(LONGEST_SLEEP) => {}
+        }
+    }
+
+    /// One claim, repeated until it is known. Returns the number of leases; none if it came to
+    /// nothing.
+    async fn claim(&mut self, want: usize) -> Option<usize> {
+        let place = self.pool.suspects.enter();
+        let admit_suspect = place.is_some();
         let sent = monotonic();
         let mut ride = self.pool.outbox.ride();
         let claimed = match Nonce::draw() {
@@ -189,18 +218,12 @@ impl Claimer {
         if let Some(ride) = ride.take() {
             ride.send(&self.pool).await;
         }
-        let Some(claimed) = claimed else {
-            if admit_suspect {
-                self.pool.suspects.leave();
-            }
-            self.next = LONGEST_SLEEP;
-            return 0;
-        };
+        let claimed = claimed?;
         let leases: usize = claimed.grants.iter().map(|grant| grant.leases.len()).sum();
         self.pool.meter.claimed(sent.elapsed(), leases);
         let mut suspects = claimed.grants.iter().flat_map(|grant| &grant.leases);
-        if admit_suspect && !suspects.any(|lease| lease.job.is_suspect()) {
-            self.pool.suspects.leave();
+        if let Some(place) = place.filter(|_| suspects.any(|lease| lease.job.is_suspect())) {
+            place.keep();
         }
         self.next = claimed
             .next_due
@@ -209,7 +232,7 @@ impl Claimer {
             .min()
             .unwrap_or(LONGEST_SLEEP);
         self.take_in(claimed, sent);
-        leases
+        Some(leases)
     }
 
     /// Sends the claim, with the settlements that ride along. `None`: nothing was granted to us.
@@ -290,14 +313,20 @@ impl Claimer {
             };
             pool.observers.emit(|| Event::Claimed { grant: &grant });
             let terms = &pool.queues[queue].terms;
-            let guard = terms.guard().min(grant.term / 4);
-            let is_short = grant.term < terms.term;
+            // A job's own lifetime can be shorter than any term.
+            let granted = grant.granted.min(grant.term);
+            let guard = terms.guard().min(granted / 4);
+            let is_short = granted < terms.term;
             let held = pool.board.hold(queue, grant, sent, guard, pool);
             // The watch sleeps until the next end that it knows of, and an answer that took long
             // brings an earlier one.
             let is_late = sent.elapsed() > terms.renew_every;
             if is_short || is_late {
                 pool.short_term.iter().for_each(Notify::notify_one);
+            }
+            // Whoever closed the pool meanwhile may not have seen this one.
+            if pool.give_up.is_cancelled() {
+                pool.abandon(&held);
             }
             pool.fill(&held);
         }

@@ -58,6 +58,9 @@ pub(crate) struct HeldLease {
     /// A [`Stage`].
     stage: AtomicU8,
     ended: AtomicBool,
+    /// It is to lapse, and the store has not said that it did: while its siblings are renewed, it
+    /// would not expire.
+    lapses: AtomicBool,
     /// Made when somebody first asks: most handlers end before anybody does.
     rare: OnceLock<Box<Rare>>,
 }
@@ -150,6 +153,7 @@ impl HeldLease {
             stop: AtomicU8::new(0),
             stage: AtomicU8::new(Stage::Running as u8),
             ended: AtomicBool::new(false),
+            lapses: AtomicBool::new(false),
             rare: OnceLock::new(),
         }
     }
@@ -247,6 +251,20 @@ impl HeldLease {
     /// It has ended, or is none of ours any longer. True the first time.
     pub(crate) fn end(&self) -> bool {
         !self.ended.swap(true, Ordering::AcqRel)
+    }
+
+    /// Nobody will settle it, and it is to expire with the next renewal of its grant.
+    pub(crate) fn let_lapse(&self) {
+        self.lapses.store(true, Ordering::Release);
+    }
+
+    /// The store has heard of it.
+    pub(crate) fn has_lapsed(&self) {
+        self.lapses.store(false, Ordering::Release);
+    }
+
+    pub(crate) fn is_to_lapse(&self) -> bool {
+        self.lapses.load(Ordering::Acquire)
     }
 
     pub(crate) fn has_ended(&self) -> bool {

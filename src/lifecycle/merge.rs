@@ -89,16 +89,14 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Merger<T, A> {
     /// Sends the items with those of others, and returns the answer to each.
     pub(crate) async fn submit(self: &Arc<Self>, items: Vec<T>, weight: usize) -> Result<Vec<A>> {
         let (answer, answered) = oneshot::channel();
-        {
-            let mut waiting = self.lock();
-            waiting.entries.push_back(Entry {
-                items,
-                weight,
-                answer,
-            });
-            if let Some(lane) = waiting.lane.take() {
-                tokio::spawn(Arc::clone(self).drive(lane));
-            }
+        let entry = Entry {
+            items,
+            weight,
+            answer,
+        };
+        if let Some(driver) = self.add(entry) {
+            // Outside of the lock, which the driver takes if the runtime does not run it.
+            tokio::spawn(driver.drive());
         }
         answered.await.unwrap_or_else(|_| {
             let why = "the runtime stopped before the store answered";
@@ -106,20 +104,15 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Merger<T, A> {
         })
     }
 
-    /// Sends until nothing waits.
-    async fn drive(self: Arc<Self>, lane: Lane) {
-        let mut driver = Driver {
-            merger: self,
+    /// Adds an entry. If nobody has the lane, whoever is returned must send.
+    fn add(self: &Arc<Self>, entry: Entry<T, A>) -> Option<Driver<T, A>> {
+        let mut waiting = self.lock();
+        waiting.entries.push_back(entry);
+        let lane = waiting.lane.take()?;
+        Some(Driver {
+            merger: Arc::clone(self),
             lane: Some(lane),
-        };
-        while let Some(lane) = &mut driver.lane {
-            let entries = driver.merger.take();
-            if entries.is_empty() {
-                driver.rest();
-            } else {
-                driver.merger.deliver(lane, entries).await;
-            }
-        }
+        })
     }
 
     /// As many entries as fit one call.
@@ -180,13 +173,26 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Merger<T, A> {
     }
 }
 
-/// Has the lane while it sends. If it is dropped with its runtime, the lane goes back.
+/// Has the lane while it sends. If it is dropped with its runtime, or never run because there is
+/// none, the lane goes back.
 struct Driver<T: Clone + Send + Sync + 'static, A: Send + 'static> {
     merger: Arc<Merger<T, A>>,
     lane: Option<Lane>,
 }
 
 impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Driver<T, A> {
+    /// Sends until nothing waits.
+    async fn drive(mut self) {
+        while let Some(lane) = &mut self.lane {
+            let entries = self.merger.take();
+            if entries.is_empty() {
+                self.rest();
+            } else {
+                self.merger.deliver(lane, entries).await;
+            }
+        }
+    }
+
     /// Gives the lane back if nothing waits.
     fn rest(&mut self) {
         let mut waiting = self.merger.lock();

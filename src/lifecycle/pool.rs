@@ -16,6 +16,7 @@ use super::lane::Session;
 use super::merge::Merger;
 use super::settle::Outbox;
 use crate::clock::monotonic;
+use crate::error::{Error, ErrorKind, Verb};
 use crate::handler::AnyHandler;
 use crate::job::{Kind, QueueName};
 use crate::lease::LeaseTerms;
@@ -161,6 +162,8 @@ pub(crate) struct Pool {
     drain_at: OnceLock<Instant>,
     /// Unanswered calls are abandoned.
     pub(crate) give_up: CancellationToken,
+    /// Why the pool could not go on.
+    failure: OnceLock<Error>,
 }
 
 /// What the builder decides; the rest of a [`Pool`] starts empty.
@@ -220,6 +223,7 @@ impl Pool {
             drains: AtomicBool::new(false),
             drain_at: OnceLock::new(),
             give_up: CancellationToken::new(),
+            failure: OnceLock::new(),
         })
     }
 
@@ -231,8 +235,7 @@ impl Pool {
         self.drains.load(Ordering::Acquire)
     }
 
-    /// Stops claiming.
-    pub(crate) fn close(&self) {
+    fn stop_claiming(&self) {
         self.drains.store(true, Ordering::Release);
         self.drain.cancel();
     }
@@ -252,6 +255,9 @@ impl Pool {
             .collect();
         self.outbox.open(runs.iter().cloned());
         let mut buffer = self.lock();
+        if self.give_up.is_cancelled() {
+            return;
+        }
         buffer.untouched += leases;
         buffer.fresh.extend(runs);
         drop(buffer);
@@ -348,7 +354,7 @@ impl Pool {
     /// Stops claiming, and tells every handler.
     pub(crate) fn begin_drain(&self) {
         self.drain_deadline();
-        self.close();
+        self.stop_claiming();
         self.work.notify_waiters();
         self.work.notify_one();
         for held in self.board.grants() {
@@ -356,6 +362,37 @@ impl Pool {
                 lease.stop(Stop::Drain);
             }
         }
+    }
+
+    /// The pool cannot go on: it drains, and its caller hears why.
+    pub(crate) fn fail(&self, why: Error) {
+        // The first reason is the reason.
+        let _ = self.failure.set(why);
+        self.begin_drain();
+    }
+
+    pub(crate) fn failure(&self) -> Option<&Error> {
+        self.failure.get()
+    }
+
+    /// Lets go of everything: nobody works, renews or settles it any longer. What is held knows the
+    /// pool, and each would keep the other.
+    pub(crate) fn close(&self) {
+        self.stop_claiming();
+        self.give_up.cancel();
+        for held in self.board.grants() {
+            self.abandon(&held);
+        }
+        *self.lock() = Buffer::default();
+        self.outbox.close();
+    }
+
+    /// Leaves a grant to expire, and tells whoever still works under it.
+    pub(crate) fn abandon(&self, held: &Held) {
+        for lease in &held.leases {
+            lease.stop(Stop::Deadline);
+        }
+        self.end_all(held, 0..held.leases.len());
     }
 
     /// Wakes the slots that sleep, so that they see that the pool drains.
@@ -391,6 +428,27 @@ impl Pool {
     }
 }
 
+/// Runs a part of a pool. If it panics, the pool ends, and its caller hears of it.
+pub(crate) async fn part(pool: Arc<Pool>, name: &'static str, part: impl Future<Output = ()>) {
+    let _watched = Watched { pool, name };
+    part.await;
+}
+
+struct Watched {
+    pool: Arc<Pool>,
+    name: &'static str,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let why = format!("the worker's {} panicked", self.name);
+            self.pool
+                .fail(Error::new(ErrorKind::Unexpected, why).during(Verb::Run));
+        }
+    }
+}
+
 fn parallelism() -> usize {
     tokio::runtime::Handle::try_current().map_or(1, |handle| handle.metrics().num_workers())
 }
@@ -400,9 +458,10 @@ fn parallelism() -> usize {
 pub(crate) struct SuspectGate(AtomicBool);
 
 impl SuspectGate {
-    /// Takes the place, if it is free. Whoever takes it must leave it.
-    pub(crate) fn enter(&self) -> bool {
-        !self.0.swap(true, Ordering::AcqRel)
+    /// Takes the place, if it is free.
+    pub(crate) fn enter(self: &Arc<Self>) -> Option<Place> {
+        let was_taken = self.0.swap(true, Ordering::AcqRel);
+        (!was_taken).then(|| Place(Some(Arc::clone(self))))
     }
 
     pub(crate) fn leave(&self) {
@@ -411,5 +470,23 @@ impl SuspectGate {
 
     pub(crate) fn is_free(&self) -> bool {
         !self.0.load(Ordering::Acquire)
+    }
+}
+
+/// The place of a suspect whose claim is unanswered: left when it is dropped, also with the claim.
+pub(crate) struct Place(Option<Arc<SuspectGate>>);
+
+impl Place {
+    /// A suspect has come. Whoever ends its lease leaves the place.
+    pub(crate) fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(gate) = &self.0 {
+            gate.leave();
+        }
     }
 }

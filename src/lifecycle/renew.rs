@@ -8,7 +8,10 @@
 //! **Invariant (I8).** The handler is told to stop before *first send + granted − guard*, whatever
 //! the reply says: the watch runs beside the calls, and does not wait for them.
 
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -18,6 +21,7 @@ use tracing::Instrument as _;
 use super::fence::{Held, Stop};
 use super::lane::spread;
 use super::pool::Pool;
+use super::run::caught;
 use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::job::limits;
@@ -25,9 +29,26 @@ use crate::lease::{Cause, FencingToken, Progress};
 use crate::observe::{Event, metrics};
 use crate::store::{Beat, Renewal, Store};
 
-/// Renews until it is dropped. `store` is the renewer's own handle.
-pub(crate) async fn renewer(pool: Arc<Pool>, store: Arc<dyn Store>) {
-    tokio::join!(biased; watch(&pool), beat(&pool, &*store));
+/// Renews until it is dropped.
+pub(crate) async fn renewer(pool: Arc<Pool>) {
+    let renew = async {
+        // The handle is made here, so that this runtime drives its connection. The watch does not
+        // wait for it.
+        match pool.store().dedicated().await {
+            Ok(store) => beat(&pool, &*store).await,
+            Err(error) => pool.fail(error.during(Verb::Run)),
+        }
+    };
+    let mut renew = pin!(renew);
+    let renew = poll_fn(|cx| {
+        caught(|| renew.as_mut().poll(cx)).unwrap_or_else(|panic| {
+            // The watch goes on, and ends what nobody renews.
+            let why = format!("the worker's renewer: {panic}");
+            pool.fail(Error::new(ErrorKind::Unexpected, why).during(Verb::Run));
+            Poll::Ready(())
+        })
+    });
+    tokio::join!(biased; watch(&pool), renew);
 }
 
 /// The shortest time between two renewals of any queue.
@@ -131,6 +152,10 @@ fn beat_for(pool: &Pool, held: &Held, now: Instant, every: Duration) -> Option<B
         progress: Vec::new(),
     };
     for (index, lease) in held.leases.iter().enumerate() {
+        if lease.is_to_lapse() {
+            beat.lapse.push(lease.token);
+            continue;
+        }
         if lease.has_ended() || lease.stopped().is_some_and(|stop| stop.lost().is_some()) {
             continue;
         }
@@ -231,6 +256,7 @@ fn count_lapsed(due: &[Arc<Held>], lapsed: &[Vec<FencingToken>]) {
             .iter()
             .filter(|lease| tokens.contains(&lease.token))
         {
+            lease.has_lapsed();
             metrics::expired(&held.grant.queue, &lease.job.kind, Cause::Stalled);
         }
     }
@@ -281,6 +307,9 @@ fn lose(pool: &Arc<Pool>, held: &Arc<Held>, index: usize, why: Stop) {
     // A lease whose handler has ended is only waiting for the verdict on its settlement.
     if lease.is_handed_in() || lease.has_ended() || known || !lease.stop(why) {
         return;
+    }
+    if why == Stop::Stalled {
+        lease.let_lapse();
     }
     if let (Some(kind), Some(why)) = (lease.kind, why.lost()) {
         pool.kinds[kind].meters[held.queue].lost(why);

@@ -160,7 +160,9 @@ async fn attend(
     tokio::select! {
         biased;
         ran = running.as_mut() => ran,
-        ran = limits(pool, lease, started, timeout) => ran,
+        // A handler that is always ready uses up what the runtime lets a task do at a stretch, and
+        // would leave nothing for a look at the clock.
+        ran = tokio::task::unconstrained(limits(pool, lease, started, timeout)) => ran,
     }
 }
 
@@ -203,7 +205,7 @@ async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-/// A handler whose panics are answers.
+/// A handler whose panics are answers, and go no further when it is dropped.
 struct Caught<'a>(Running<'a>);
 
 impl Future for Caught<'_> {
@@ -218,8 +220,25 @@ impl Future for Caught<'_> {
     }
 }
 
-fn caught<T>(f: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(f)).map_err(|panic| message(&*panic))
+impl Drop for Caught<'_> {
+    fn drop(&mut self) {
+        let running = std::mem::replace(&mut self.0, Box::pin(std::future::pending()));
+        if let Err(panic) = caught(|| drop(running)) {
+            tracing::warn!(panic, "a handler panicked as it was dropped");
+        }
+    }
+}
+
+/// Calls what others wrote: a panic of theirs ends no part of the pool.
+pub(crate) fn caught<T>(f: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(f)).map_err(|panic| {
+        let text = message(&*panic);
+        // What was thrown can throw in its turn when it is dropped.
+        if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+            std::mem::forget(another);
+        }
+        text
+    })
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {

@@ -20,7 +20,7 @@ use tracing::Instrument as _;
 use super::fence::{Held, HeldLease, Stop};
 use super::lane::{Answer, Lane};
 use super::pool::{Pool, PoolQueue, Run};
-use super::run::Ran;
+use super::run::{Ran, caught};
 use crate::clock::monotonic;
 use crate::error::{Result, Verb};
 use crate::handler::{Failure, Wish};
@@ -68,6 +68,8 @@ struct Waiting {
     open: Vec<Open>,
     /// Leases that end in another way than completed.
     others: Batch,
+    /// Nobody settles any longer.
+    closed: bool,
 }
 
 /// A run, and the first of its leases that may still be left.
@@ -243,7 +245,10 @@ impl Outbox {
             first: run.places().start,
             run,
         });
-        self.lock().open.extend(open);
+        let mut waiting = self.lock();
+        if !waiting.closed {
+            waiting.open.extend(open);
+        }
     }
 
     /// Lets go of runs of which nothing is left.
@@ -253,9 +258,21 @@ impl Outbox {
         self.lock().open.retain(|open| !over(open));
     }
 
-    /// Lets go of everything.
-    pub(crate) fn abandon(&self) {
-        *self.lock() = Waiting::default();
+    /// Lets go of what waits, and takes in no more: what is handed in knows the pool, and each would
+    /// keep the other.
+    pub(crate) fn close(&self) {
+        *self.lock() = Waiting {
+            closed: true,
+            ..Waiting::default()
+        };
+    }
+
+    /// Takes in a lease that ends in another way than completed.
+    fn push(&self, run: &Arc<Run>, done: Done) {
+        let mut waiting = self.lock();
+        if !waiting.closed {
+            waiting.others.push(run, done);
+        }
     }
 
     /// Counts a handler that has ended.
@@ -324,7 +341,7 @@ impl Outbox {
     fn take(&self) -> Batch {
         let mut batch = Batch::default();
         let mut waiting = self.lock();
-        let Waiting { open, others } = &mut *waiting;
+        let Waiting { open, others, .. } = &mut *waiting;
         batch.take(others, limits::CALL_ITEMS);
         open.retain_mut(|open| {
             open.gather(&mut batch, limits::CALL_ITEMS);
@@ -385,6 +402,8 @@ impl Ride {
                 Answer::Refused(error) | Answer::GaveUp(error) => {
                     tracing::error!(%error, leases = self.batch.leases, "leases left to expire");
                     for ended in &self.batch.runs {
+                        let left = ended.indices().map(|index| &ended.run.leases[index]);
+                        left.for_each(HeldLease::let_lapse);
                         pool.end_all(&ended.run, ended.indices());
                     }
                     return;
@@ -578,17 +597,24 @@ pub(crate) fn hand_in(
     }
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
     if let Some(verdict) = lease.completed() {
-        return completed(pool, held, index, &ran, slot, times, verdict);
+        completed(pool, held, index, &ran, slot, times, verdict);
+        let _ = caught(|| drop(ran));
+        return;
     }
     let stopped = lease.stopped();
     // One that ran out before its handler began goes back: nobody worked under it, the receipt
     // keeps that safe, and a slow store must not move a job toward dead.
     let unused = times.waited.is_none() && stopped == Some(Stop::Deadline);
-    let mut outcome = if stopped.is_some_and(|stop| stop.lost().is_some()) && !unused {
-        None
-    } else {
+    let is_lost = stopped.is_some_and(|stop| stop.lost().is_some()) && !unused;
+    let outcome_of = |ran| {
+        if is_lost {
+            return None;
+        }
         decide(job, &pool.queues[at], ran, stopped, token, fastrand::f64)
     };
+    // A failure's words are its author's code, and so is what happens when it is dropped.
+    let outcome = caught(|| outcome_of(ran));
+    let mut outcome = outcome.unwrap_or_else(|panic| outcome_of(Ran::Panicked(panic)));
     if let Some(Outcome::Complete { result }) = &mut outcome {
         *result = lease.result();
     }
@@ -602,12 +628,14 @@ pub(crate) fn hand_in(
     });
     pool.outbox.count(slot, at, times);
     match outcome {
-        None => return pool.end(held, index),
-        Some(Outcome::Complete { .. }) => lease.leave(),
-        Some(outcome) => {
-            let done = Done { index, outcome };
-            pool.outbox.lock().others.push(held, done);
+        None => {
+            if !is_lost {
+                lease.let_lapse();
+            }
+            return pool.end(held, index);
         }
+        Some(Outcome::Complete { .. }) => lease.leave(),
+        Some(outcome) => pool.outbox.push(held, Done { index, outcome }),
     }
     pool.outbox.ring();
 }
@@ -696,11 +724,12 @@ fn wished(
             bury => bury,
         },
         Wish::Behind(mark) => {
-            // A mark that no issuer could have given yet would make the job loop.
+            // A mark that no issuer could have given yet would make the job loop, and so would one
+            // for which no fence refuses this token.
             let believable = token
                 .get()
                 .saturating_add(Issuer::BELIEF.as_micros() as u64);
-            if mark.get() > believable {
+            if mark.get() > believable || mark < token {
                 failed(format!("broken fence: {reason}"))
             } else {
                 Outcome::Surrender {

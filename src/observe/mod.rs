@@ -18,9 +18,11 @@ pub(crate) mod trace;
 
 pub use event::Event;
 
+use crate::lifecycle::run::caught;
+
 /// Somebody who watches.
 ///
-/// Called on the path of the work: be quick, and do not block.
+/// Called on the path of the work: be quick, and do not block. A panic in it is contained.
 pub trait Observer: Send + Sync + 'static {
     /// Something happened.
     fn observe(&self, event: &Event<'_>);
@@ -49,7 +51,8 @@ impl Observers {
         let event = event();
         log::record(&event);
         for observer in &*self.0 {
-            observer.observe(&event);
+            // Whoever watches must not stop what he watches. The panic hook has told of it.
+            let _ = caught(|| observer.observe(&event));
         }
     }
 }

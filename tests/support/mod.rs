@@ -31,6 +31,21 @@ pub(crate) enum Fate {
     LoseReply,
     /// The reply never comes.
     Hang,
+    /// The store says no, for certain, and will say so again.
+    Refuse,
+}
+
+impl Fate {
+    async fn befall<T>(self, verb: Verb, call: impl Future<Output = Result<T>>) -> Result<T> {
+        let lost = || Error::new(ErrorKind::Unavailable, "cut off").during(verb);
+        match self {
+            Self::Pass => call.await,
+            Self::LoseRequest => Err(lost()),
+            Self::LoseReply => call.await.and_then(|_| Err(lost())),
+            Self::Hang => std::future::pending().await,
+            Self::Refuse => Err(Error::new(ErrorKind::Denied, "no").during(verb)),
+        }
+    }
 }
 
 type Plan = dyn Fn(Verb) -> Fate + Send + Sync;
@@ -46,6 +61,10 @@ pub(crate) struct Faulty {
     pub(crate) overstate: u32,
     /// A lost request is sent again at once, and again, beneath the worker that should decide.
     pub(crate) stubborn: bool,
+    /// What becomes of the renewer's wish for a handle of its own.
+    pub(crate) dedicate: Fate,
+    /// How many renewals that let a lease lapse do not arrive.
+    pub(crate) lapses_to_lose: Arc<AtomicUsize>,
 }
 
 #[derive(Default)]
@@ -69,22 +88,18 @@ impl Faulty {
             calls: Arc::default(),
             overstate: 1,
             stubborn: false,
+            dedicate: Fate::Pass,
+            lapses_to_lose: Arc::default(),
         }
     }
 
     async fn meet<T>(&self, verb: Verb, call: impl Future<Output = Result<T>>) -> Result<T> {
-        let lost = || Error::new(ErrorKind::Unavailable, "cut off").during(verb);
         let mut fate = (self.plan)(verb);
         while self.stubborn && fate == Fate::LoseRequest {
             tokio::time::sleep(Duration::from_millis(1)).await;
             fate = (self.plan)(verb);
         }
-        match fate {
-            Fate::Pass => call.await,
-            Fate::LoseRequest => Err(lost()),
-            Fate::LoseReply => call.await.and_then(|_| Err(lost())),
-            Fate::Hang => std::future::pending().await,
-        }
+        fate.befall(verb, call).await
     }
 }
 
@@ -95,7 +110,8 @@ impl Store for Faulty {
     }
 
     async fn dedicated(&self) -> Result<Arc<dyn Store>> {
-        Ok(Arc::new(self.clone()))
+        let handle = async { Ok(Arc::new(self.clone()) as Arc<dyn Store>) };
+        self.dedicate.befall(Verb::Open, handle).await
     }
 
     async fn open_session(&self) -> Result<SessionId> {
@@ -122,6 +138,18 @@ impl Store for Faulty {
         self.calls
             .renewed_leases
             .fetch_add(leases, Ordering::SeqCst);
+        let lapses = beats.iter().any(|beat| !beat.lapse.is_empty());
+        let one_less = |left: usize| left.checked_sub(1);
+        let left = &self.lapses_to_lose;
+        if lapses
+            && left
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less)
+                .is_ok()
+        {
+            return Fate::LoseRequest
+                .befall(Verb::Renew, std::future::pending())
+                .await;
+        }
         self.meet(Verb::Renew, self.inner.renew(beats)).await
     }
 

@@ -5,7 +5,6 @@
 
 #[path = "../support/http.rs"]
 mod http;
-#[allow(dead_code, reason = "other tests use more of it")]
 #[path = "../support/postgres.rs"]
 mod postgres_server;
 #[allow(dead_code, unused_imports, reason = "other tests use more of it")]

@@ -16,7 +16,7 @@ use crate::browser::Browser;
 use crate::scene::{abandon, job, memory, play, serve};
 
 /// Bytes in a picture.
-const MOST: usize = 200_000;
+const MOST: usize = 300_000;
 
 /// Work that goes on: bursts of mail, and now and then a worker that dies with its leases.
 async fn traffic(client: Client) {

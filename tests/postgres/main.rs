@@ -6,10 +6,10 @@
     reason = "a test that panics has failed; processes and servers live in real time"
 )]
 
+mod beside;
 #[allow(dead_code, reason = "Redis needs more of it")]
 #[path = "../support/redis/certs.rs"]
 mod certs;
-mod beside;
 mod complete;
 #[cfg(feature = "cli")]
 mod doctor;

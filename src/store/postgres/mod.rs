@@ -33,8 +33,8 @@ use uuid::Uuid;
 use self::dial::{Dial, Trust};
 use self::fault::{Done, Fault, explain};
 use self::listen::{Ear, Listener};
-use self::sql::Statements;
 use self::plain::Luck;
+use self::sql::Statements;
 use self::tx::{Bell, Tx, args};
 use super::wake::Wakers;
 use super::{

@@ -119,11 +119,16 @@ impl PostgresStore {
         let open = self.connection().await?;
         let settled = {
             let tx = Tx::new(open.client()?, &self.shared.base, false);
-            self.plainly(&tx, "settle_plain", request.request, args![
+            self.plainly(
+                &tx,
+                "settle_plain",
+                request.request,
+                args![
                 ends.names => TEXT_ARRAY, ends.ids => INT8_ARRAY, ends.nonces => BYTEA_ARRAY,
                 ends.upto => INT4_ARRAY, ends.tokens => INT8_ARRAY, ends.jobs => UUID_ARRAY,
-                given => BYTEA])
-                .await
+                given => BYTEA],
+            )
+            .await
         };
         let settled = is_done(&kept(open, settled).await?)?;
         self.shared.base.settlements.had(settled);
@@ -141,13 +146,15 @@ impl PostgresStore {
             return Ok(None);
         };
         let names: Vec<&str> = request.queues.iter().map(|q| q.queue.as_str()).collect();
-        if riders_id.is_some_and(|id| id.session != request.request.session || id.lane == request.request.lane)
-            || has_twins(&names)
+        if riders_id.is_some_and(|id| {
+            id.session != request.request.session || id.lane == request.request.lane
+        }) || has_twins(&names)
             || !self.shared.base.claims.may_try()
         {
             return Ok(None);
         }
-        let column = |of: fn(&ClaimQueue) -> i64| request.queues.iter().map(of).collect::<Vec<i64>>();
+        let column =
+            |of: fn(&ClaimQueue) -> i64| request.queues.iter().map(of).collect::<Vec<i64>>();
         let terms = column(|queue| nanos(queue.term));
         let lifetimes = column(|queue| nanos(queue.max_lifetime));
         let spans = column(|queue| micros(span(queue)) as i64);
@@ -158,15 +165,20 @@ impl PostgresStore {
         let open = self.connection().await?;
         let rows = {
             let tx = Tx::new(open.client()?, &self.shared.base, false);
-            self.plainly(&tx, "claim_plain", request.request, args![
+            self.plainly(
+                &tx,
+                "claim_plain",
+                request.request,
+                args![
                 names => TEXT_ARRAY, terms => INT8_ARRAY, lifetimes => INT8_ARRAY,
                 spans => INT8_ARRAY, request.max as i32 => INT4, seen => INT8,
                 &request.nonce.as_bytes()[..] => BYTEA, &*request.owner => TEXT,
                 &*request.task => TEXT, riders_lane => INT8, riders_seq => INT8,
                 given => BYTEA, ends.names => TEXT_ARRAY, ends.ids => INT8_ARRAY,
                 ends.nonces => BYTEA_ARRAY, ends.upto => INT4_ARRAY,
-                ends.tokens => INT8_ARRAY, ends.jobs => UUID_ARRAY])
-                .await
+                ends.tokens => INT8_ARRAY, ends.jobs => UUID_ARRAY],
+            )
+            .await
         };
         let rows = kept(open, rows).await?;
         self.shared.base.claims.had(!rows.is_empty());
@@ -199,7 +211,10 @@ impl PostgresStore {
                 let mut heads = Vec::new();
                 let draft = pick.draft(run, queue, id, request, now, &mut heads);
                 let last = id.plus(run.len() as u64 - 1);
-                self.shared.base.seen.fetch_max(last.get(), Ordering::Relaxed);
+                self.shared
+                    .base
+                    .seen
+                    .fetch_max(last.get(), Ordering::Relaxed);
                 claimed.grants.push(draft.grant);
             }
             let from_now = |at: Option<i64>| at.map(|at| moment(at).since(now));
@@ -238,7 +253,9 @@ async fn kept<T>(open: Open, done: Done<T>) -> Done<T> {
 }
 
 fn is_done(rows: &[Row]) -> Done<bool> {
-    let row = rows.first().ok_or_else(|| corrupt("a call without an answer"))?;
+    let row = rows
+        .first()
+        .ok_or_else(|| corrupt("a call without an answer"))?;
     Ok(row.try_get(0)?)
 }
 
@@ -277,9 +294,8 @@ struct Fresh<'j> {
 
 impl<'j> Fresh<'j> {
     fn of(jobs: &'j [(JobId, NewJob)]) -> Option<Self> {
-        let plain = |job: &NewJob| {
-            job.unique.is_none() && job.exclusive.is_none() && job.delay.is_zero()
-        };
+        let plain =
+            |job: &NewJob| job.unique.is_none() && job.exclusive.is_none() && job.delay.is_zero();
         let ids: Vec<Uuid> = jobs.iter().map(|(id, _)| uuid(*id)).collect();
         let mut in_order = ids.clone();
         in_order.sort_unstable();
@@ -300,7 +316,9 @@ impl<'j> Fresh<'j> {
         };
         for (id, new) in jobs {
             let of = |name: &&str| *name == new.queue.as_str();
-            fresh.of_queue.push(fresh.names.iter().position(of)? as i32 + 1);
+            fresh
+                .of_queue
+                .push(fresh.names.iter().position(of)? as i32 + 1);
             // The server puts in its time.
             let job = JobRecord::new(*id, new.clone(), Timestamp::ZERO);
             fresh.lines.push(line_of(&job) as i16);

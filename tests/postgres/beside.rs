@@ -188,7 +188,7 @@ async fn a_role_with_a_stricter_default_is_served_as_well() {
     let server = shared();
     for level in ["repeatable\\ read", "serializable"] {
         let mut config = server.config();
-        config.options(&format!("-c default_transaction_isolation={level}"));
+        config.options(format!("-c default_transaction_isolation={level}"));
         let store = PostgresStore::with(config, Server::options()).await;
         let mut caller = Caller::new(store.unwrap()).await;
         caller.enqueue(5).await;
@@ -198,6 +198,36 @@ async fn a_role_with_a_stricter_default_is_served_as_well() {
         assert!(claimed.settled[0].is_held());
         let ledger = inspect::ledger(&caller.store).await.unwrap();
         assert_eq!((ledger.granted, ledger.completed, ledger.live), (5, 1, 4));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn many_may_open_a_new_database_at_once_whatever_the_default() {
+    let server = Server::start(&["fsync=off"]);
+    let mut db = server.client().await;
+    let tx = db.transaction().await.unwrap();
+    // Both have begun, and wait for somebody who is making the tables.
+    tx.batch_execute(
+        "SELECT pg_advisory_xact_lock(hashtextextended('leasehold migration of leasehold', 0))",
+    )
+    .await
+    .unwrap();
+    let mut opening = tokio::task::JoinSet::new();
+    for _ in 0..2 {
+        let mut config = server.config();
+        config.options("-c default_transaction_isolation=serializable");
+        opening.spawn(PostgresStore::with(config, Server::options()));
+    }
+    let observer = server.client().await;
+    until(
+        &observer,
+        "SELECT count(*) = 2 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted",
+    )
+    .await;
+    tx.commit().await.unwrap();
+    while let Some(opened) = opening.join_next().await {
+        opened.unwrap().unwrap();
     }
 }
 

@@ -62,7 +62,8 @@ pub(super) async fn migrate(db: &Client, schema: &str) -> Done<()> {
     if is_current(db, schema).await? {
         return Ok(());
     }
-    db.batch_execute("BEGIN; SET LOCAL lock_timeout = '60s'")
+    // Whoever waited for the lock must see what the one before it did, whatever the role's default is.
+    db.batch_execute("BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '60s'")
         .await?;
     let done = locked(db, schema).await;
     let end = if done.is_ok() { "COMMIT" } else { "ROLLBACK" };

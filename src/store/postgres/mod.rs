@@ -1,7 +1,7 @@
 //! The store beside the user's data: many machines, one transaction with what a job changes.
 //!
-//! Every call is one short transaction ([`tx`]) of a few round trips, on any connection of a pool. The
-//! verbs are files: `claim.rs` holds the logic and `claim.sql` the statements. Nothing is kept in a
+//! Every call is one short transaction, on any connection of a pool: one statement if it is [`plain`],
+//! else a few round trips ([`tx`]). The verbs are files: `claim.rs` holds the logic and `claim.sql` the statements. Nothing is kept in a
 //! session of the server, so that a pooler in transaction mode may stand between.
 //!
 //! **Locks.** A claim holds the row of its queue, which also issues the tokens; claims of other queues

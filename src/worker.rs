@@ -23,7 +23,7 @@ use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::executor::{self, Executor, OwnThread};
 use crate::handler::{AnyHandler, Handler, Typed};
-use crate::job::{Job, Kind, QueueName, at_most, limits};
+use crate::job::{Job, Kind, QueueName, at_most, limits, without_zero};
 use crate::lease::LeaseTerms;
 use crate::lifecycle::merge::Merger;
 use crate::lifecycle::pool::{Plan, Pool, PoolKind, PoolQueue};
@@ -293,6 +293,8 @@ impl WorkerBuilder {
             .into();
         at_most("owner", owner.len(), limits::OWNER_BYTES, "bytes")?;
         at_most("task", task.len(), limits::OWNER_BYTES, "bytes")?;
+        without_zero("owner", &owner)?;
+        without_zero("task", &task)?;
         let plan = Plan {
             owner,
             task,

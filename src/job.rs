@@ -483,6 +483,14 @@ pub(crate) fn at_most(field: &'static str, found: usize, limit: usize, unit: &st
     ))
 }
 
+/// Names and reasons are text, and no text of `PostgreSQL` holds a zero byte.
+pub(crate) fn without_zero(field: &'static str, text: &str) -> Result<()> {
+    if text.contains('\0') {
+        return Err(Error::invalid(field, "a zero byte", "text without one"));
+    }
+    Ok(())
+}
+
 pub(crate) fn duration(field: &'static str, found: Duration) -> Result<()> {
     if found <= limits::DURATION_MAX {
         return Ok(());

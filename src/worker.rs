@@ -23,7 +23,7 @@ use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::executor::{self, Executor, OwnThread};
 use crate::handler::{AnyHandler, Handler, Typed};
-use crate::job::{Job, Kind, QueueName, at_most, duration, limits, positive};
+use crate::job::{Job, Kind, QueueName, at_most, duration, limits, positive, without_zero};
 use crate::lease::LeaseTerms;
 use crate::lifecycle::merge::Merger;
 use crate::lifecycle::pool::{Plan, Pool, PoolKind, PoolQueue, part};
@@ -301,6 +301,8 @@ impl WorkerBuilder {
         duration("grace", self.grace)
             .and_then(|()| duration("drain_grace", self.drain_grace))
             .map_err(|e| e.during(Verb::Run))?;
+        without_zero("owner", &owner)?;
+        without_zero("task", &task)?;
         let plan = Plan {
             owner,
             task,

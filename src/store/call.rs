@@ -11,6 +11,7 @@ use uuid::Uuid;
 use crate::error::{Error, Result};
 use crate::job::{
     JobId, JobRecord, JobState, Kind, NewJob, QueueName, at_most, duration, limits, positive,
+    without_zero,
 };
 use crate::lease::{Cause, FencingToken, Grant, Nonce, Progress, Receipt, Verdict};
 use crate::lifecycle::{LeaseFacts, Next, Step};
@@ -485,14 +486,6 @@ pub(crate) fn bounded(field: &'static str, max: usize, limit: usize) -> Result<(
         return Ok(());
     }
     Err(Error::invalid(field, max, format!("1 to {limit}")))
-}
-
-/// Names and reasons are text, and no text of `PostgreSQL` holds a zero byte.
-fn without_zero(field: &'static str, text: &str) -> Result<()> {
-    if text.contains('\0') {
-        return Err(Error::invalid(field, "a zero byte", "text without one"));
-    }
-    Ok(())
 }
 
 /// Which jobs a command is about.

@@ -164,12 +164,8 @@ async fn a_claim_and_its_riders_are_remembered_in_the_transaction_that_carries_t
     let claimed = caller.store.claim(request.clone()).await.unwrap();
     assert!(claimed.settled[0].is_held());
     let grant = claimed.grants[0].id.get() as i64;
-    let session: String = riders
-        .session
-        .as_bytes()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let session = u128::from_be_bytes(*riders.session.as_bytes());
+    let session = format!("{session:032x}");
     let rows = shared()
         .client()
         .await

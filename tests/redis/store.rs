@@ -171,7 +171,7 @@ async fn a_claim_in_steps_that_finds_no_token_can_be_repeated() {
     d.enqueue_many(102).await;
     assert_eq!(d.claim(100).await.len(), 100);
     let moment = Duration::from_millis(1);
-    d.advance(TERM - moment).await;
+    d.advance(TERM.saturating_sub(moment)).await;
     assert_eq!(d.claim(1).await.len(), 1);
     d.advance(moment).await;
 

@@ -561,9 +561,9 @@ fn an_enqueue_outside_of_a_runtime_does_not_stop_those_inside() {
 
 #[tokio::test(start_paused = true)]
 async fn leases_that_waited_in_vain_go_to_a_worker_with_a_free_slot() {
+    const SLOW: usize = 400;
     let store = memory();
     let client = Client::new(store.clone());
-    const SLOW: usize = 400;
     client.enqueue_all(adds(SLOW + 100)).await.unwrap();
     let slow = Arc::new(Mutex::new(None));
     let (began, others) = (slow.clone(), Client::new(store));

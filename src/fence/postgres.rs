@@ -14,13 +14,17 @@
 //!     let mut db = connect().await?;
 //!     let tx = db.transaction().await?;
 //!     let fenced = ctx.fence(&tx).await?;
-//!     if fenced.is_first("debit").await? {
-//!         fenced.execute("UPDATE account SET balance = balance - $1", &[&job.amount]).await?;
-//!     }
+//!     let booking = ctx.job_id().to_string(); // the same in every run of this job
+//!     let sql = "INSERT INTO booking (job, amount) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+//!     fenced.execute(sql, &[&booking, &-job.amount]).await?;
 //!     tx.commit().await?;
 //!     Ok(())
 //! }
 //! ```
+//!
+//! A fence stops earlier owners, not a repeat by the next one: a run that commits and dies before its
+//! lease is settled is followed by another, under a larger token. So the effect above is the same the
+//! second time. [`is_first`](Fenced::is_first) is for repeats within one run.
 //!
 //! A pool's transaction that derefs to [`Transaction`] is passed as `&*tx`.
 //!
@@ -163,7 +167,7 @@ pub struct Fenced<'t> {
 
 impl Fenced<'_> {
     /// Notes a named operation. True the first time under this token: then do it, in this
-    /// transaction.
+    /// transaction. The job's next run has another token, and is the first again.
     ///
     /// # Errors
     /// If the name is too long, or the server refuses.

@@ -22,7 +22,9 @@
 //! ```
 //!
 //! An error from a write means *unknown*: it may have been applied, and clients below repeat calls of
-//! their own accord. Give writes that must not be repeated an operation's name.
+//! their own accord. Give writes that must not be repeated an operation's name: they are applied once
+//! per token. The job's next run, if this one dies before its lease is settled, has another token and
+//! does it again; where that is wrong, `complete_with` is right.
 //!
 //! A server that loses acknowledged writes, by a failover or a restart without its log, loses marks
 //! with the data. Needs Redis 7.0.

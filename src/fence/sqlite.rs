@@ -13,16 +13,20 @@
 //!     let mut db = connect().await?;
 //!     let tx = db.transaction()?;
 //!     let fenced = ctx.fence_in(&tx)?; // before the first read
-//!     // A run that dies between this commit and its settlement is followed by another: the job's id
-//!     // makes the effect the same the second time.
-//!     let booking = (ctx.job_id().to_string(), -job.amount);
-//!     fenced.execute("INSERT OR IGNORE INTO booking (job, amount) VALUES (?1, ?2)", booking)?;
+//!     let booking = ctx.job_id().to_string(); // the same in every run of this job
+//!     let sql = "INSERT OR IGNORE INTO booking (job, amount) VALUES (?1, ?2)";
+//!     fenced.execute(sql, (booking, -job.amount))?;
 //!     tx.commit()?;
 //!     Ok(())
 //! }
 //! ```
 //!
-//! [`Fenced::is_first`] is for a handler that may repeat a write under its own lease.
+//! A fence stops earlier owners, not a repeat by the next one: a run that commits and dies before its
+//! lease is settled is followed by another, under a larger token. So the effect above is the same the
+//! second time. [`is_first`](Fenced::is_first) is for repeats within one run.
+//!
+//! The connection is your own, of `rusqlite` 0.37 to 0.41: the one version in your tree that this crate
+//! uses too (`cargo tree -i rusqlite`).
 //!
 //! Marks are kept in two tables of the caller's file, `leasehold_fence` and `leasehold_fence_done`,
 //! which are made when they are first needed. Where the queue is in the same file,
@@ -146,7 +150,7 @@ fn trouble(error: rusqlite::Error) -> FenceError {
 
 impl Fenced<'_> {
     /// Notes a named operation. True the first time under this token: then do it, in this
-    /// transaction.
+    /// transaction. The job's next run has another token, and is the first again.
     ///
     /// # Errors
     /// If the name is too long, or the engine refuses.

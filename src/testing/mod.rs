@@ -38,7 +38,7 @@
 //! between two awaits: put an [`await_point`] into your fakes wherever the real thing has a round
 //! trip. What a handler spawns is not frozen.
 //!
-//! **What counts as opening.** [`Context::fence`]. A zombie may still write to what its successor has
+//! **What counts as opening.** [`Context::fence`], and `fence_in` of an SQLite transaction. A zombie may still write to what its successor has
 //! not opened yet, as long as it has not read it either.
 //!
 //! [`run`] runs a handler on one job and tells how it ended. Both need no store. A clock to drive a

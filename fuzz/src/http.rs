@@ -203,10 +203,10 @@ impl Gate {
         let mut service = self.layer.layer(Route);
         let Ok(answer) = self.runtime.block_on(service.call(request));
         let (status, headers) = (answer.status(), answer.headers());
-        let shows = |name: &'static str| token(&shown, &HeaderName::from_static(name));
+        let sent_token = |name: &'static str| token(&shown, &HeaderName::from_static(name));
         match status.as_u16() {
             200 => {
-                let token = shows("fencing-token").expect("let through without a token");
+                let token = sent_token("fencing-token").expect("let through without a token");
                 let scope = Scope::parse(answer.body()).expect("let through without a scope");
                 let sent = shown["fencing-scope"].as_bytes();
                 let escapes = sent.iter().enumerate().filter(|(_, byte)| **byte == b'%');
@@ -222,7 +222,7 @@ impl Gate {
             }
             409 => {
                 let mark = token(headers, &FENCING_MARK).expect("a refusal tells the mark");
-                let token = shows("fencing-token").expect("refused for its token");
+                let token = sent_token("fencing-token").expect("refused for its token");
                 assert!(token < mark, "{token} refused by {mark}");
             }
             428 => {

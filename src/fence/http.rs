@@ -128,11 +128,11 @@ fn unescaped(field: &'static str, value: &HeaderValue) -> Result<String> {
     let mut at = 0;
     while at < bytes.len() {
         if bytes[at] == b'%' {
-            let hex = bytes
-                .get(at + 1..at + 3)
-                .and_then(|hex| std::str::from_utf8(hex).ok());
-            let byte = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok());
-            out.push(byte.ok_or_else(malformed)?);
+            // Digit by digit: numbers may begin with a sign, escapes may not.
+            let digit = |at: usize| char::from(*bytes.get(at)?).to_digit(16);
+            let byte = digit(at + 1).zip(digit(at + 2));
+            let (high, low) = byte.ok_or_else(malformed)?;
+            out.push((high * 16 + low) as u8);
             at += 3;
         } else {
             out.push(bytes[at]);

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::fence::Stop;
-use super::lane::{Answer, Lane};
+use super::lane::{Answer, Lane, spread};
 use super::pool::{Pool, PoolQueue};
 use super::run::Ran;
 use super::settle::{self, Ride, Times};
@@ -107,7 +107,8 @@ impl Pace {
 
 impl Claimer {
     fn new(pool: Arc<Pool>) -> Self {
-        let lane = pool.session.lane();
+        // Settlements that ride along must not wait for room: it is they that make it.
+        let lane = pool.session.lane().told_when_full();
         let pace = Pace {
             since: monotonic(),
             finished: 0,
@@ -291,6 +292,19 @@ impl Claimer {
             }
             // Whatever was granted expires by itself.
             Answer::Lost => None,
+            Answer::Refused(error) if error.kind() == ErrorKind::Full => {
+                if let Some(ride) = ride.take() {
+                    ride.send(&pool).await;
+                }
+                tracing::warn!(%error, "claim refused");
+                // Not at once again: there is work, so that nothing else would make it wait.
+                tokio::select! {
+                    biased;
+                    () = pool.drain.cancelled() => {}
+                    () = tokio::time::sleep(spread(LONGEST_SLEEP)) => {}
+                }
+                None
+            }
             Answer::Refused(error) | Answer::GaveUp(error) => {
                 if error.kind() != ErrorKind::TokensAhead {
                     tracing::error!(%error, "claim refused");

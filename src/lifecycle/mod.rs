@@ -315,3 +315,101 @@ fn again(delay: Duration, relaxed: bool, now: Timestamp) -> Step {
 fn clipped(reason: &str) -> String {
     clip(reason, limits::REASON_BYTES).to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::{JobId, Kind, NewJob, QueueName};
+
+    fn state_of(next: Next) -> Option<JobState> {
+        match next {
+            Next::Front | Next::Back => Some(Ready),
+            Next::Scheduled { .. } => Some(Scheduled),
+            Next::Settled { state, keep_until } => keep_until.map(|_| state),
+        }
+    }
+
+    /// Every way in which a lease can end, with what it makes of the job.
+    fn ends() -> Vec<(Transition, Step)> {
+        let now = Timestamp::from_micros(1_000_000);
+        let mark = Some(FencingToken::new(7));
+        let delay = Duration::from_secs(9);
+        let reason = || "why".to_owned();
+        let mut ends = Vec::new();
+        for kept in [None, Some(delay)] {
+            let kind = Kind::new("work").expect("a name");
+            let mut new = NewJob::raw(QueueName::default(), kind, "{}");
+            new.options.retention = kept;
+            let mut job = JobRecord::new(JobId::generate(), new, now);
+            for (cancel, believed, relaxed) in
+                [0, 1, 2, 3, 4, 5, 6, 7].map(|n| (n & 1 > 0, n & 2 > 0, n & 4 > 0))
+            {
+                let outcomes = [
+                    (Transition::Complete, Outcome::Complete { result: None }),
+                    (
+                        Transition::Retry,
+                        Outcome::Retry {
+                            delay,
+                            reason: reason(),
+                        },
+                    ),
+                    (Transition::Bury, Outcome::Bury { reason: reason() }),
+                    (
+                        Transition::Surrender,
+                        Outcome::Surrender { delay, mark: None },
+                    ),
+                    (
+                        Transition::Surrender,
+                        Outcome::Surrender {
+                            delay: Duration::ZERO,
+                            mark: None,
+                        },
+                    ),
+                    (Transition::Surrender, Outcome::Surrender { delay, mark }),
+                ];
+                for (by, outcome) in outcomes {
+                    let step = settle(&job, &outcome, cancel, believed, relaxed, now);
+                    // A mark that is not believed makes a retry of it.
+                    let retried = step.end == LeaseEnd::Retried;
+                    ends.push((if retried { Transition::Retry } else { by }, step));
+                }
+                for expiries in [0, job.options.max_expiries - 1] {
+                    job.expiries = expiries;
+                    let step = expire(&job, Cause::Deadline, cancel, now);
+                    ends.push((Transition::Expire, step));
+                }
+                ends.push((Transition::Revoke, revoke(&job, "why", cancel, now)));
+            }
+        }
+        ends
+    }
+
+    #[test]
+    fn every_end_is_in_the_table_and_every_row_of_it_is_an_end() {
+        let ends = ends();
+        for (by, step) in &ends {
+            let to = state_of(step.next);
+            assert!(is_legal(Some(Leased), *by, to), "{by:?} to {to:?}");
+        }
+        for (from, by, to) in TRANSITIONS {
+            let elsewhere = matches!(by, Transition::Cancel);
+            if *from == Some(Leased) && !elsewhere {
+                let made = |(b, step): &(Transition, Step)| b == by && state_of(step.next) == *to;
+                assert!(ends.iter().any(made), "nothing goes {by:?} to {to:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_in_the_table_is_not_legal() {
+        for state in [Scheduled, Leased, Completed, Dead, Cancelled] {
+            assert!(!is_legal(Some(state), Transition::Claim, Some(Leased)));
+        }
+        assert!(!is_legal(
+            Some(Ready),
+            Transition::Complete,
+            Some(Completed)
+        ));
+        assert!(!is_legal(Some(Dead), Transition::Prune, None));
+    }
+}

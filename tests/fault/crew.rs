@@ -76,7 +76,7 @@ fn open(url: &str, clock: Option<HandClock>) -> Arc<dyn Store> {
 }
 
 /// A clock that is off by what stands in a file: so far ahead, and so much faster.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct HandClock {
     file: PathBuf,
 }

@@ -107,8 +107,11 @@ async fn work(neighbours: usize, workers: usize, limit: u32, flaw: Option<Flaw>)
                 *process = started;
             }
         }
-        let crashes = crashed.len();
-        assert!(crashes < 50, "it never ends: {:?}", world.look().await);
+        assert!(
+            crashed.len() < 50,
+            "it never ends: {:?}",
+            world.look().await
+        );
     };
     let mut jobs = world.jobs(JobState::Completed).await;
     jobs.extend(world.jobs(JobState::Dead).await);

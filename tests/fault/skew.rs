@@ -7,12 +7,14 @@
 //!
 //! What a clock decides is when a lease ends. It decides neither the order of tokens nor who may
 //! write: leases may end early, and then their holders are refused. So there are two kinds of arms
-//! that must fail: the same without the fence, and the same history had tokens been the clock's own.
+//! that must fail: the same without the fence, and an issuer beside ours whose tokens are the clock.
 
 use std::time::Duration;
 
-use leasehold::clock::{Clock as _, SystemClock, Timestamp};
+use leasehold::clock::{Clock, SystemClock, Timestamp};
 use leasehold::store::conformance::checker::Rule;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
 
 use crate::MACHINE;
 use crate::crew::Chore;
@@ -64,27 +66,48 @@ async fn load(stage: &Stage, millis: u64) {
     }
 }
 
-/// How many grants would have gone back had their tokens been the issuer's clock and nothing else:
-/// `clock` tells it from the host's time and who claimed.
-fn gone_back(stage: &Stage, clock: impl Fn(u32, Timestamp) -> i64) -> (usize, usize) {
-    let grants = stage.grants();
-    let mut top = i64::MIN;
-    let mut back = 0;
-    for (process, at) in &grants {
-        let token = clock(*process, *at);
-        back += usize::from(token < top);
-        top = top.max(token);
+/// An issuer whose tokens are its clock and nothing else, beside the real one: what a token must not
+/// be. It has one clock, or two that take turns.
+struct ByTheClock {
+    clocks: Vec<Box<dyn Clock>>,
+    begun: CancellationToken,
+    over: CancellationToken,
+}
+
+impl ByTheClock {
+    /// Begins, and has given a token when it returns.
+    async fn begin(clocks: Vec<Box<dyn Clock>>) -> (CancellationToken, JoinHandle<(usize, usize)>) {
+        let (begun, over) = (CancellationToken::new(), CancellationToken::new());
+        let issuer = Self {
+            clocks,
+            begun: begun.clone(),
+            over: over.clone(),
+        };
+        let issuing = tokio::spawn(issuer.issue());
+        begun.cancelled().await;
+        (over, issuing)
     }
-    (back, grants.len())
+
+    /// How many of its tokens went back, of how many.
+    async fn issue(self) -> (usize, usize) {
+        let (mut top, mut back, mut all) = (Timestamp::from_micros(0), 0, 0);
+        while !self.over.is_cancelled() {
+            for clock in &self.clocks {
+                let token = clock.now();
+                back += usize::from(token < top);
+                all += 1;
+                top = top.max(token);
+            }
+            self.begun.cancel();
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        (back, all)
+    }
 }
 
 fn assert_gone_back(case: &str, (back, all): (usize, usize)) -> String {
     assert!(back > 0, "{case}: this test cannot fail");
     format!("the clock as token: {back} of {all} go back")
-}
-
-fn micros(at: Timestamp) -> i64 {
-    at.as_micros().cast_signed()
 }
 
 fn assert_control(case: &str, control: &Judgement) -> String {
@@ -132,8 +155,7 @@ mod server {
         stage: Stage,
         view: QueueView,
         judged: Judgement,
-        /// When, on the host's clock.
-        set: Timestamp,
+        by_the_clock: (usize, usize),
     }
 
     /// The clock goes back, or wrong, amid the work.
@@ -147,19 +169,20 @@ mod server {
             role.term = TERM;
             crew.push(Stage::hire(role).await);
         }
+        let (over, by_the_clock) = ByTheClock::begin(vec![Box::new(clock.clone())]).await;
         load(&stage, 500).await;
         clock.set(ahead, gains);
-        let set = SystemClock.now();
         load(&stage, 3_000).await;
         clock.set(ahead + then, -gains);
         load(&stage, 1_000).await;
         let view = stage.drained().await;
         let judged = stage.finish(crew).await;
+        over.cancel();
         Amid {
             stage,
             view,
             judged,
-            set,
+            by_the_clock: by_the_clock.await.unwrap(),
         }
     }
 
@@ -190,8 +213,7 @@ mod server {
         let case = "server clock back";
         let back = back.await.unwrap();
         back.judged.assert_sound(case);
-        let clock = |_, at| micros(at) - if at < back.set { 0 } else { JUMP };
-        let control = assert_gone_back(case, gone_back(&back.stage, clock));
+        let control = assert_gone_back(case, back.by_the_clock);
         let row = back.judged.row;
         report(case, Row { control, ..row });
 
@@ -243,27 +265,27 @@ async fn one_off(ahead: i64, fenced: bool) -> Judgement {
     stage.finish(crew).await
 }
 
-/// One of two clocks drifts. Which process has it, and since when on the host's clock.
-async fn drifts() -> (Stage, Judgement, u32, Timestamp) {
+/// One of two clocks drifts.
+async fn drifts() -> (Judgement, (usize, usize)) {
     let mut stage = Stage::sqlite().await;
     stage.registers(KEYS).await;
     let clock = stage.clock_of_its_own();
     clock.set(0, 0);
     let mut right = stage.role("right");
     right.clock = None;
-    let off = stage.role("off");
-    let number = off.number;
     let mut crew = Vec::new();
-    for mut role in [right, off] {
+    for mut role in [right, stage.role("off")] {
         role.term = TERM;
         crew.push(Stage::hire(role).await);
     }
     clock.set(0, DRIFT);
-    let set = SystemClock.now();
+    let clocks: Vec<Box<dyn Clock>> = vec![Box::new(clock), Box::new(SystemClock)];
+    let (over, by_the_clock) = ByTheClock::begin(clocks).await;
     load(&stage, 3_000).await;
     stage.drained().await;
     let judged = stage.finish(crew).await;
-    (stage, judged, number, set)
+    over.cancel();
+    (judged, by_the_clock.await.unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -289,13 +311,9 @@ async fn holder_clock() {
         );
     }
     let case = "holder clock drifts";
-    let (stage, judged, off, set) = drift.await.unwrap();
+    let (judged, by_the_clock) = drift.await.unwrap();
     judged.assert_sound(case);
-    let clock = |process, at: Timestamp| {
-        let gained = micros(at).saturating_sub(micros(set)).max(0) * DRIFT / 1_000;
-        micros(at) + if process == off { gained } else { 0 }
-    };
-    let control = assert_gone_back(case, gone_back(&stage, clock));
+    let control = assert_gone_back(case, by_the_clock);
     let row = judged.row;
     report(case, Row { control, ..row });
 }

@@ -5,11 +5,10 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use leasehold::clock::Timestamp;
 #[cfg(feature = "redis")]
 use leasehold::inspect::JobView;
 use leasehold::inspect::QueueView;
-use leasehold::store::conformance::history::{Answer, Final, What};
+use leasehold::store::conformance::history::Final;
 use leasehold::{Client, NewJob};
 #[cfg(feature = "redis")]
 use leasehold::{FencingToken, JobId};
@@ -166,20 +165,6 @@ impl Stage {
             last.resources.insert(key.to_string(), names);
         }
         Judgement::of(&read(&self.journal), &last)
-    }
-
-    /// The claims that were granted something: who claimed, and when on the host's clock, in order.
-    pub(crate) fn grants(&self) -> Vec<(u32, Timestamp)> {
-        let events = read(&self.journal).into_iter();
-        let granted = events.filter_map(|event| match event.what {
-            What::Ok(Answer::Claimed { grants, .. }) if !grants.is_empty() => {
-                Some((event.process, event.clock?))
-            }
-            _ => None,
-        });
-        let mut granted: Vec<_> = granted.collect();
-        granted.sort_unstable_by_key(|(_, at)| *at);
-        granted
     }
 
     /// Completions that were accepted, and of which what is left knows nothing: the job is gone, or

@@ -13,7 +13,6 @@ use leasehold::store::{MemoryStore, SqliteStore, Store};
 use leasehold::{Client, Job as _, JobId, NewJob};
 use tempfile::TempDir;
 
-use crate::broken::Flaw;
 use crate::process::{PATIENCE, Process};
 use crate::roles::{Errand, Role, WorkerRole};
 
@@ -83,12 +82,6 @@ impl World {
 
     pub(crate) fn worker(&mut self, slots: usize) -> Process {
         Process::start(&Role::Worker(self.role(slots)))
-    }
-
-    pub(crate) fn flawed(&mut self, slots: usize, flaw: Option<Flaw>) -> Process {
-        let mut role = self.role(slots);
-        role.flaw = flaw;
-        Process::start(&Role::Worker(role))
     }
 
     pub(crate) async fn enqueue(&self, errands: &[Errand]) -> Vec<JobId> {

@@ -130,6 +130,7 @@ macro_rules! __conformance_cases {
                 a_cancel_is_told_of_one_lease
                 a_mark_is_believed_up_to_a_day
                 what_is_left_of_a_grant_is_whole
+                complete_with_keys_and_retention
             }
             checkpoint {
                 the_next_claim_gets_it

@@ -9,7 +9,7 @@ use crate::error::ErrorKind;
 use crate::job::{JobState, Kind, NewJob, limits};
 use crate::lease::{FencingToken, Issuer, LeaseEnd, Verdict};
 use crate::lifecycle::DISBELIEVED_DELAY;
-use crate::store::{Checkpointed, Command, Outcome, Select, SettleRequest};
+use crate::store::{Checkpointed, Command, Enqueued, Outcome, Select, SettleRequest};
 
 const LATE: Verdict = Verdict::Held {
     late: true,
@@ -369,7 +369,7 @@ pub async fn what_is_left_of_a_grant_is_whole(d: &Driver) {
     let new = |at: usize| {
         let kind = Kind::new(format!("kind-{at}")).expect("a name");
         let mut new = NewJob::raw(queue(), kind, vec![at as u8; 3_000 + 100 * at]);
-        new.options.retention = (at % 3 == 0).then_some(secs(60));
+        new.options.retention = at.is_multiple_of(3).then_some(secs(60));
         new.header("at", at.to_string())
     };
     let ids = d.enqueue_all((0..16).map(new).collect()).await;
@@ -403,4 +403,20 @@ pub async fn what_is_left_of_a_grant_is_whole(d: &Driver) {
         let seq = job.checkpoint.as_ref().map(|saved| saved.seq);
         assert_eq!(seq, (at == 15).then_some(7));
     }
+}
+
+/// A completed job that has all that can be left behind leaves it as it should: both keys free, the
+/// job and its result kept.
+pub async fn complete_with_keys_and_retention(d: &Driver) {
+    let new = || {
+        let new = job().retention(secs(60)).unique("u").expect("a key");
+        new.exclusive("e").expect("a key")
+    };
+    let held = d.held(new()).await;
+    let parked = d.enqueue(job().exclusive("e").expect("a key")).await;
+    d.settled(&held, complete()).await;
+    assert_eq!(d.state(held.id()).await, Some(JobState::Completed));
+    assert_eq!(d.claim_ids(9).await, [parked]);
+    let again = d.try_enqueue(vec![new()]).await.expect("enqueue");
+    assert!(matches!(again[..], [Enqueued::New(_)]), "{again:?}");
 }

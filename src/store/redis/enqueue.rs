@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::queue::{Partition, Queue};
-use super::wire::Out;
+use super::wire::{In, Out, garbled};
 use super::{RedisStore, Reply};
 use crate::clock::{Timestamp, micros};
 use crate::error::{Result, Verb};
@@ -181,6 +181,20 @@ impl Segment {
     }
 }
 
+/// Notes the jobs that were there, or whose unique key another job holds.
+pub(super) fn read_duplicates(
+    body: &mut In,
+    places: &[usize],
+    answers: &mut [Enqueued],
+) -> Result<()> {
+    for _ in 0..body.u32()? {
+        let (place, holder) = (body.u32()?, body.id()?);
+        let place = places.get(place).ok_or_else(garbled)?;
+        answers[*place] = Enqueued::Duplicate(holder);
+    }
+    Ok(())
+}
+
 impl RedisStore {
     pub(super) async fn enqueue_all(&self, request: EnqueueRequest) -> Result<Vec<Enqueued>> {
         request.validate()?;
@@ -215,15 +229,8 @@ impl RedisStore {
         }
         for mut batch in batches.into_values() {
             batch.segment.close(&mut batch.items);
-            let reply = self.store_batch(&batch, id).await?;
-            let mut body = reply.body;
-            for _ in 0..body.u32()? {
-                let place = body.u32()?;
-                let holder = body.id()?;
-                if let Some(place) = batch.places.get(place) {
-                    answers[*place] = Enqueued::Duplicate(holder);
-                }
-            }
+            let mut reply = self.store_batch(&batch, id).await?;
+            read_duplicates(&mut reply.body, &batch.places, &mut answers)?;
         }
         Ok(answers)
     }

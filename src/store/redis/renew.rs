@@ -128,7 +128,7 @@ fn put_beat(data: &mut Out, beat: &Beat, is_here: bool) {
     }
 }
 
-fn read_renewal(body: &mut In, beat: &Beat) -> Result<Renewal> {
+pub(super) fn read_renewal(body: &mut In, beat: &Beat) -> Result<Renewal> {
     if body.u8()? == 0 {
         return Ok(Renewal::Fenced);
     }

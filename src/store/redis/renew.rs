@@ -11,7 +11,7 @@ use crate::lease::FencingToken;
 use crate::store::{Beat, Renewal, record};
 
 /// Beats in one script, plain ones and others: short enough for the claims beside it.
-const CHUNK: usize = 500;
+const CHUNK: usize = 250;
 const OTHERS: usize = 50;
 /// A place that no lease has.
 const NOWHERE: usize = u16::MAX as usize;

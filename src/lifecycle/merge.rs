@@ -2,8 +2,7 @@
 //!
 //! A single job costs a store as much as a hundred. One driver runs while there is something to
 //! send; it is a task of its own, so that a caller that gives up does not take its neighbours'
-//! items with it. When a hundred items wait behind its call, a second driver takes them: more would
-//! make the call no cheaper, and one side packs while the other stores.
+//! items with it.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -20,12 +19,6 @@ use crate::store::{RequestId, Store};
 
 /// How long a call is repeated before its callers are told that the result is unknown.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
-
-/// So many items that wait go in a call of their own, beside the one that is under way.
-const BESIDE: usize = 100;
-
-/// Drivers at most.
-const DRIVERS: usize = 2;
 
 /// One merged call, under way.
 pub(crate) type Sending<A> = Pin<Box<dyn Future<Output = Result<Vec<A>>> + Send>>;
@@ -49,27 +42,8 @@ pub(crate) struct Merger<T, A> {
 
 struct Waiting<T, A> {
     entries: VecDeque<Entry<T, A>>,
-    /// Items in all entries.
-    items: usize,
-    /// The lanes that no driver has.
-    lanes: Vec<Lane>,
-    drivers: usize,
-}
-
-impl<T, A> Waiting<T, A> {
-    /// A lane for one more driver, if there is work for it.
-    fn lane(&mut self, make: impl FnOnce() -> Lane) -> Option<Lane> {
-        let is_due = self.drivers == 0 || self.drivers < DRIVERS && self.items >= BESIDE;
-        is_due.then(|| {
-            self.drivers += 1;
-            self.lanes.pop().unwrap_or_else(make)
-        })
-    }
-
-    fn give(&mut self, lane: Lane) {
-        self.lanes.push(lane);
-        self.drivers -= 1;
-    }
+    /// The lane, while no driver has it.
+    lane: Option<Lane>,
 }
 
 /// The items of one caller: they go in one call.
@@ -88,11 +62,14 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Merger<T, A> {
         safe_again: bool,
         send: impl Deliver<T, A> + Send + Sync + 'static,
     ) -> Arc<Self> {
+        let lane = if safe_again {
+            session.lane()
+        } else {
+            session.lane().told_when_full()
+        };
         let waiting = Waiting {
             entries: VecDeque::new(),
-            items: 0,
-            lanes: vec![lane(&session, safe_again)],
-            drivers: 0,
+            lane: Some(lane),
         };
         let waiting = Mutex::new(waiting);
         Arc::new(Self {
@@ -114,13 +91,12 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Merger<T, A> {
         let (answer, answered) = oneshot::channel();
         {
             let mut waiting = self.lock();
-            waiting.items += items.len();
             waiting.entries.push_back(Entry {
                 items,
                 weight,
                 answer,
             });
-            if let Some(lane) = waiting.lane(|| lane(&self.session, self.safe_again)) {
+            if let Some(lane) = waiting.lane.take() {
                 tokio::spawn(Arc::clone(self).drive(lane));
             }
         }
@@ -157,10 +133,7 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Merger<T, A> {
             if !fits && !entries.is_empty() {
                 break;
             }
-            if let Some(first) = waiting.entries.pop_front() {
-                waiting.items -= first.items.len();
-                entries.push(first);
-            }
+            entries.extend(waiting.entries.pop_front());
         }
         entries
     }
@@ -207,15 +180,6 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Merger<T, A> {
     }
 }
 
-fn lane(session: &Arc<Session>, safe_again: bool) -> Lane {
-    let lane = session.lane();
-    if safe_again {
-        lane
-    } else {
-        lane.told_when_full()
-    }
-}
-
 /// Has the lane while it sends. If it is dropped with its runtime, the lane goes back.
 struct Driver<T: Clone + Send + Sync + 'static, A: Send + 'static> {
     merger: Arc<Merger<T, A>>,
@@ -226,10 +190,8 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Driver<T, A> {
     /// Gives the lane back if nothing waits.
     fn rest(&mut self) {
         let mut waiting = self.merger.lock();
-        if waiting.entries.is_empty()
-            && let Some(lane) = self.lane.take()
-        {
-            waiting.give(lane);
+        if waiting.entries.is_empty() {
+            waiting.lane = self.lane.take();
         }
     }
 }
@@ -238,12 +200,9 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Drop for Driver<T, A> 
     fn drop(&mut self) {
         if let Some(lane) = self.lane.take() {
             let mut waiting = self.merger.lock();
-            waiting.give(lane);
             // Their callers are told that the runtime stopped.
-            if waiting.drivers == 0 {
-                waiting.entries.clear();
-                waiting.items = 0;
-            }
+            waiting.entries.clear();
+            waiting.lane = Some(lane);
         }
     }
 }

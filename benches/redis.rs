@@ -6,7 +6,8 @@
 //! `LEASEHOLD_BENCH_JOBS` is the number of jobs a round, `_ROUNDS` how many rounds each side has,
 //! `_DEPTH` the length of the long queue. The raw side pushes and pops a hundred payloads of 100
 //! bytes a call, one connection, eight calls in flight; the store does the same with leases. Both
-//! sides take turns; figures are medians. CPU is the server's.
+//! sides take turns; figures are medians. CPU is the server's. *Riding* settlements go with the next
+//! claim, as a worker sends them.
 
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 
@@ -283,10 +284,16 @@ impl Side {
         }
     }
 
-    /// Claims, waiting out a clock that the tokens have overtaken.
-    async fn claimed(&self, lane: usize, max: usize) -> leasehold::store::Claimed {
+    /// Claims, waiting out a clock that the tokens have overtaken. The settlements go with the first
+    /// attempt; a refused claim does not refuse them, and their repeat gets the first verdicts.
+    async fn claimed(
+        &self,
+        lane: usize,
+        max: usize,
+        settle: Option<SettleRequest>,
+    ) -> leasehold::store::Claimed {
         loop {
-            let request = self.claim(lane, max, None);
+            let request = self.claim(lane, max, settle.clone());
             match self.store.claim(request).await {
                 Ok(claimed) if claimed.grants.is_empty() => tokio::task::yield_now().await,
                 Ok(claimed) => return claimed,
@@ -325,11 +332,35 @@ impl Side {
             async move {
                 let mut left = jobs / IN_FLIGHT;
                 while left > 0 {
-                    let claimed = side.claimed(lane, STEP.min(left)).await;
+                    let claimed = side.claimed(lane, STEP.min(left), None).await;
                     let settlements = Self::settlements(&claimed);
                     left -= settlements.len();
                     side.settle(lane, settlements).await;
                 }
+            }
+        })
+        .await;
+    }
+
+    /// The same as a worker does it: the settlements ride with the next claim.
+    async fn ride(&self, jobs: usize) {
+        together(|lane| {
+            let side = self.clone();
+            async move {
+                let mut left = jobs / IN_FLIGHT;
+                let mut riders = None;
+                let mut settlements = Vec::new();
+                while left > 0 {
+                    let claimed = side.claimed(lane, STEP.min(left), riders.take()).await;
+                    assert!(claimed.settled.iter().all(|verdict| verdict.is_held()));
+                    settlements = Self::settlements(&claimed);
+                    left -= settlements.len();
+                    riders = Some(SettleRequest {
+                        request: side.request(IN_FLIGHT + lane),
+                        settlements: settlements.clone(),
+                    });
+                }
+                side.settle(lane, settlements).await;
             }
         })
         .await;
@@ -355,6 +386,7 @@ async fn speed(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
     let plain = Side::open(&server.url, "plain", false).await;
     let indexed = Side::open(&server.url, "indexed", true).await;
     let mut rates: [Vec<Rate>; 6] = Default::default();
+    let mut riding = Vec::new();
     let mut bytes: [Vec<f64>; 3] = Default::default();
     for _ in 0..rounds {
         let asker = probe.clone();
@@ -368,6 +400,8 @@ async fn speed(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
             bytes[1 + at].push((probe.memory().await - empty) / jobs as f64);
             rates[3 + 2 * at].push(measured(probe, jobs, side.drain(jobs)).await);
         }
+        plain.fill(jobs).await;
+        riding.push(measured(probe, jobs, plain.ride(jobs)).await);
     }
     let names = [
         "raw RPUSH",
@@ -383,6 +417,10 @@ async fn speed(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
         let ratio = rate / of(at % 2, |r| r.per_second);
         println!("{name:24} {rate:>10.0} jobs/s  {micros:>6.2} µs CPU a job  {ratio:.2} of raw");
     }
+    let rate = median(riding.iter().map(|r| r.per_second));
+    let micros = median(riding.iter().map(|r| r.micros));
+    let (name, ratio) = ("claim + settle, riding", rate / of(1, |r| r.per_second));
+    println!("{name:24} {rate:>10.0} jobs/s  {micros:>6.2} µs CPU a job  {ratio:.2} of raw");
     for (name, bytes) in ["raw", "queued", "queued, indexed"].iter().zip(bytes) {
         println!("{name:24} {:>10.0} bytes a job of 100 bytes", median(bytes));
     }
@@ -396,7 +434,7 @@ async fn renewals(server: &Server, probe: &mut Probe) {
         let mut beats = Vec::new();
         let mut held = 0;
         while held < LEASES {
-            let claimed = side.claimed(0, size).await;
+            let claimed = side.claimed(0, size, None).await;
             for grant in &claimed.grants {
                 held += grant.leases.len();
                 beats.push(Beat::of(grant));

@@ -231,22 +231,22 @@ impl Ledger {
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         Self {
-            enqueued: self.enqueued + other.enqueued,
-            granted: self.granted + other.granted,
-            completed: self.completed + other.completed,
-            retried: self.retried + other.retried,
-            surrendered: self.surrendered + other.surrendered,
-            buried: self.buried + other.buried,
-            cancelled: self.cancelled + other.cancelled,
-            expired_deadline: self.expired_deadline + other.expired_deadline,
-            expired_stalled: self.expired_stalled + other.expired_stalled,
-            expired_lifetime: self.expired_lifetime + other.expired_lifetime,
-            revoked: self.revoked + other.revoked,
-            live: self.live + other.live,
-            late: self.late + other.late,
-            fenced: self.fenced + other.fenced,
-            pruned: self.pruned + other.pruned,
-            purged: self.purged + other.purged,
+            enqueued: self.enqueued.saturating_add(other.enqueued),
+            granted: self.granted.saturating_add(other.granted),
+            completed: self.completed.saturating_add(other.completed),
+            retried: self.retried.saturating_add(other.retried),
+            surrendered: self.surrendered.saturating_add(other.surrendered),
+            buried: self.buried.saturating_add(other.buried),
+            cancelled: self.cancelled.saturating_add(other.cancelled),
+            expired_deadline: self.expired_deadline.saturating_add(other.expired_deadline),
+            expired_stalled: self.expired_stalled.saturating_add(other.expired_stalled),
+            expired_lifetime: self.expired_lifetime.saturating_add(other.expired_lifetime),
+            revoked: self.revoked.saturating_add(other.revoked),
+            live: self.live.saturating_add(other.live),
+            late: self.late.saturating_add(other.late),
+            fenced: self.fenced.saturating_add(other.fenced),
+            pruned: self.pruned.saturating_add(other.pruned),
+            purged: self.purged.saturating_add(other.purged),
         }
     }
 }

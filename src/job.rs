@@ -586,7 +586,10 @@ impl JobRecord {
 
     /// 1 + failures + expiries: for people and retry policy, never a fence.
     pub fn attempt(&self) -> u32 {
-        1 + self.failures + self.expiries
+        // A stored counter can be any number.
+        self.failures
+            .saturating_add(self.expiries)
+            .saturating_add(1)
     }
 
     /// A job whose lease has expired twice waits in a line of its own: it may be what kills its

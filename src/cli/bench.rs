@@ -34,7 +34,8 @@ const ROUNDS: usize = 3;
 ///          decodes it and awaits the same handler, boxed. sqlite: one connection to a file in the
 ///          same directory, WAL, `synchronous` as for the store, inserts and then deletes
 ///          (DELETE … RETURNING) rows with the same payload, 100 in a transaction. redis: one
-///          connection, 8 calls in flight, RPUSH of 100 payloads and then LPOP of 100. postgres: one
+///          connection, 8 calls in flight, RPUSH of 100 payloads, which are encoded from the same
+///          jobs in the time that counts, and then LPOP of 100, which are not decoded. postgres: one
 ///          table with a key that counts up, one connection, INSERT of 100 payloads and then
 ///          DELETE … SKIP LOCKED RETURNING of 100, each a transaction, as durable as the store.
 ///

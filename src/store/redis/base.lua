@@ -3,10 +3,6 @@ local SETTLED = { c = KEYS[8], d = KEYS[9], x = KEYS[10] }
 local N_SETTLED = { c = 12, d = 13, x = 14 }
 local KEEP = KEYS[11]
 
--- A fence's mark further ahead than this is not believed.
-local BELIEF = 86400000000
--- Cancelled jobs are kept this long, or longer.
-local CANCELLED_KEPT = 86400000000
 -- So much of what takes long is done in one step: about a millisecond of it.
 local EXPIRIES, PROMOTIONS, CHUNK = 50, 200, 50
 

@@ -100,9 +100,10 @@ do
     local popped = call('LPOP', key)
     if not popped then return nil end
     flags = bit.bor(flags, (read('<I2', popped, 7)))
-    local seg, rest, n, heavy = cut(popped, most_jobs, most - weight)
-    pieces[#pieces + 1], weight = seg, weight + heavy
-    if rest then call('LPUSH', key, rest) end
+    local apart = #popped == START and call('LPOP', key) or nil
+    local parts, left, n, heavy = cut(popped, apart, most_jobs, most - weight)
+    pieces[#pieces + 1], weight = concat(parts), weight + heavy
+    if left then call('LPUSH', key, left[2], left[1]) end
     return n
   end
   local function pick_indexed(line, most_jobs)

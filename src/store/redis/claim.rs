@@ -19,10 +19,10 @@ use crate::store::record::Kinds;
 use crate::store::{ClaimQueue, ClaimRequest, Claimed, RequestId, SettleRequest};
 
 /// What is left of a claim's wishes.
-struct Left {
-    leases: usize,
-    bytes: usize,
-    suspect: bool,
+pub(super) struct Left {
+    pub(super) leases: usize,
+    pub(super) bytes: usize,
+    pub(super) suspect: bool,
 }
 
 /// Settlements that go with the call to one partition.
@@ -290,7 +290,7 @@ fn earliest(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
     a.into_iter().chain(b).min()
 }
 
-fn take_in(
+pub(super) fn take_in(
     body: &mut In,
     partition: &Partition,
     request: &ClaimRequest,
@@ -326,15 +326,17 @@ fn read_grant(
     let mapped = body.u16()?;
     let map: Vec<usize> = (0..mapped).map(|_| body.u16()).collect::<Result<_>>()?;
     let jobs = body.segments(kinds)?;
-    if mapped > 0 && mapped != jobs.len() {
+    // A holder that believed in more time than its term would outlive its lease.
+    if granted > term || mapped > 0 && mapped != jobs.len() {
         return Err(garbled());
     }
     let leases = jobs.into_iter().enumerate().map(|(at, job)| {
         let place = map.get(at).copied().unwrap_or(at) as u64;
-        Lease {
-            token: FencingToken::new(id + place),
+        let token = id.checked_add(place).ok_or_else(garbled)?;
+        Ok(Lease {
+            token: FencingToken::new(token),
             job: Arc::new(job),
-        }
+        })
     });
     Ok(Grant {
         queue: partition.queue.name.clone(),
@@ -344,6 +346,6 @@ fn read_grant(
         granted_at,
         term,
         granted,
-        leases: leases.collect(),
+        leases: leases.collect::<Result<_>>()?,
     })
 }

@@ -4,7 +4,7 @@
 -- out  as claim, in parts; or NOT_PLAIN
 local DUE, LINES = KEYS[5], 6
 -- More of them are joined: each costs a name.
-local MANY_PIECES = 16
+local MANY_PIECES = 24
 local max, admit, most, term, lifetime, term_raw, seen, nonce = read('<I2I1I4I8I8c12I8c16', ARGV[2])
 local paused = read('<I8', counters, 8 * PAUSED - 7)
 local last, floor, scheduled, ready = read('<I8I8I8I8', counters, 8 * LAST - 7)
@@ -32,37 +32,56 @@ if #grants > 0 then
   if lane_of == lane or now - heard_of > SESSION_IDLE or kept_of and read('<I8', kept_of) >= seq_of then return NOT_PLAIN end
 end
 
-local segs, from, ids, taken, weight, stored, flags = {}, {}, {}, 0, 0, 0, 0
+-- What is taken, in parts, and the lines that they are from; of segments in two elements also these.
+local parts, from, ids, taken, weight, stored, flags = {}, {}, {}, 0, 0, 0, 0
+local starts, rests = {}, {}
 local function give_back(key, popped, at)
   for n = #popped, at, -1 do call('LPUSH', key, popped[n]) end
-  for n = #segs, 1, -1 do call('LPUSH', from[n], segs[n]) end
+  for n = #parts, 1, -1 do call('LPUSH', from[n], parts[n]) end
   return NOT_PLAIN
 end
 for priority = 0, 7 do
-  local line, key, size = 2 * priority + 2, KEYS[LINES + priority], max
+  local line, key, size, each = 2 * priority + 2, KEYS[LINES + priority], max, 2
   while lines[line] > 0 and taken < max do
     -- Segments of a line are much alike: as many at once as will be wanted if they are.
-    local wanted = math.floor((max - taken) / size)
-    local popped = wanted > 1 and call('LPOP', key, wanted) or { call('LPOP', key) }
+    local popped = call('LPOP', key, each * math.max(math.floor((max - taken) / size), 1))
     -- The line is shorter than its count: the server lost writes.
-    if not popped[1] then return give_back(key, {}, 1) end
-    for n = 1, #popped do
-      local _, count, own, heavy, _, form = read(SEGMENT, popped[n])
+    if not popped then return give_back(key, {}, 1) end
+    local n = 1
+    while n <= #popped do
+      local seg, rest, at = popped[n], nil, START
+      local _, count, own, heavy = read('<I4I2I2I4', seg)
       if taken == max then
         for back = #popped, n, -1 do call('LPUSH', key, popped[back]) end
         break
       end
-      if bit.band(own, TERM + LIFETIME) ~= 0 or weight + heavy > most then return give_back(key, popped, n) end
-      local seg, rest = popped[n], nil
-      if taken + count > max then
-        for back = #popped, n + 1, -1 do call('LPUSH', key, popped[back]) end
-        seg, rest, count, heavy = cut(seg, max - taken, most)
-        call('LPUSH', key, rest)
+      if #seg == START then
+        if not popped[n + 1] then popped[n + 1] = call('LPOP', key) end
+        rest, at = popped[n + 1], 0
       end
-      segs[#segs + 1], from[#from + 1], ids[#ids + 1] = seg, key, sub(seg, 23 + form, 22 + form + 16 * count)
-      size, stored, flags = count, stored + #seg, bit.bor(flags, own)
+      if bit.band(own, TERM + LIFETIME) ~= 0 or weight + heavy > most then return give_back(key, popped, n) end
+      each = rest and 2 or 1
+      n = n + each
+      if taken + count > max then
+        for back = #popped, n, -1 do call('LPUSH', key, popped[back]) end
+        local some, left
+        some, left, count, heavy = cut(seg, rest, max - taken, most)
+        call('LPUSH', key, left[2], left[1])
+        for m = 1, 4 do
+          stored, from[#parts + 1], parts[#parts + 1] = stored + #some[m], key, some[m]
+        end
+        ids[#ids + 1], n = some[3], #popped + 1
+      else
+        local form = read('<I2', rest or seg, at + 1)
+        ids[#ids + 1] = sub(rest or seg, at + 3 + form, at + 2 + form + 16 * count)
+        stored, from[#parts + 1], parts[#parts + 1] = stored + #seg, key, seg
+        if rest then
+          stored, from[#parts + 1], parts[#parts + 1] = stored + #rest, key, rest
+          starts[#starts + 1], rests[#rests + 1] = seg, rest
+        end
+      end
+      size, flags = count, bit.bor(flags, own)
       taken, weight, lines[line] = taken + count, weight + heavy, lines[line] - count
-      if rest then break end
     end
   end
 end
@@ -80,9 +99,15 @@ local sums, answer, given = pack('<I2I4I1', taken, weight, 0), '\0\0', '\0\0'
 if taken > 0 then
   local gid, granted = pack('>I8', base), math.min(term, lifetime)
   local till = now + granted
-  local pieces = #segs > MANY_PIECES and { concat(segs) } or segs
+  local pieces, apart = parts, 0
+  if #parts > MANY_PIECES then
+    pieces = { concat(parts) }
+  elseif 2 * #rests == #parts then
+    pieces, apart = rests, APART
+    table.insert(rests, 1, concat(starts))
+  end
   local fields = { gid, pack(HEAD, till, 0, nonce, now, term_raw, term, lifetime, taken, taken, 0,
-    #ARGV[3], #ARGV[4], 0, #pieces, stored, flags) .. ARGV[3] .. ARGV[4], gid .. ROLL, concat(ids) }
+    #ARGV[3], #ARGV[4], 0, #pieces + apart, stored, flags) .. ARGV[3] .. ARGV[4], gid .. ROLL, concat(ids) }
   for n = 1, #pieces do fields[2 * n + 3], fields[2 * n + 4] = gid .. char(n), pieces[n] end
   call('HSET', HELD, unpack(fields))
   call('ZADD', ENDS, till, gid)
@@ -103,8 +128,8 @@ if taken + done > 0 then
     .. pack(EACH_LINE, unpack(lines, 1, 16)))
 end
 -- In parts: to join them would cost more than all the rest.
-table.insert(segs, 1, pack('<I1I8I1I1I4', 0, now, 0, 0, #verdicts) .. verdicts
+table.insert(parts, 1, pack('<I1I8I1I1I4', 0, now, 0, 0, #verdicts) .. verdicts
   .. '\0' .. sums .. pack('<I1I8I1I8', due and 1 or 0, due and due - now or 0, overdue and 1 or 0,
     overdue and overdue - now or 0) .. given)
-segs[#segs + 1] = '\0\0\0\0'
-return segs
+parts[#parts + 1] = '\0\0\0\0'
+return parts

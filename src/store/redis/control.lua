@@ -71,7 +71,7 @@ local function ready(max)
       else
         local seg = #recs < wanted and call('LPOP', key)
         if not seg then break end
-        open_segment(seg, 1, recs)
+        open_segment(#seg == START and seg .. call('LPOP', key) or seg, 1, recs)
       end
     end
     -- So that no step has to pass by what the ones before left behind.

@@ -8,7 +8,7 @@ use super::RedisStore;
 use super::queue::{Partition, Queue};
 use super::session::Plan;
 use super::step::Steps;
-use super::wire::{Out, garbled};
+use super::wire::{In, Out, garbled};
 use crate::clock::micros;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::job::{JobId, JobState, QueueName};
@@ -64,13 +64,14 @@ impl RedisStore {
         let mut tokens = Vec::new();
         let max = most(&request.command);
         for (partition, _) in plan.iter() {
-            let acted = answer.done + answer.skipped + answer.duplicates.len() as u64;
+            let acted = answer.done.saturating_add(answer.skipped);
+            let acted = acted.saturating_add(answer.duplicates.len() as u64);
             let Some(left) = max.checked_sub(acted as usize).filter(|left| *left > 0) else {
                 break;
             };
             let (part, ended) = self.control_one(request, partition, left).await?;
-            answer.done += part.done;
-            answer.skipped += part.skipped;
+            answer.done = answer.done.saturating_add(part.done);
+            answer.skipped = answer.skipped.saturating_add(part.skipped);
             answer.duplicates.extend(part.duplicates);
             tokens.extend(ended);
             tokens.sort_unstable();
@@ -105,19 +106,10 @@ impl RedisStore {
             let reason = request.reason.as_bytes();
             let args: [&[u8]; 4] = [index, &command.0, reason, &cursor];
             let mut body = steps.take(script, &args).await?;
-            let (done, skipped) = (body.u64()?, body.u64()?);
-            let duplicates = body.u32()?;
-            for _ in 0..duplicates {
-                answer.duplicates.push((body.id()?, body.id()?));
-            }
-            for _ in 0..body.u32()? {
-                tokens.push(FencingToken::new(body.u64()?));
-            }
+            let acted = read_step(&mut body, &mut answer, &mut tokens)?;
             let more = body.u8()? == 1;
             cursor = body.raw(24)?;
-            answer.done += done;
-            answer.skipped += skipped;
-            left = left.saturating_sub((done + skipped) as usize + duplicates);
+            left = left.saturating_sub(acted);
             if !more || left == 0 || !goes_in_steps(&request.command) {
                 break;
             }
@@ -170,7 +162,7 @@ impl RedisStore {
 
     /// Asks the queues that have an index for a job. Without one nobody can say that it is not
     /// there.
-    pub(super) async fn find(&self, id: JobId) -> Result<Option<(Partition, super::wire::In)>> {
+    pub(super) async fn find(&self, id: JobId) -> Result<Option<(Partition, In)>> {
         let queues = self.all_queues().await?;
         let is_indexed = |queue: &Arc<Queue>| queue.index;
         for queue in queues.iter().filter(|queue| is_indexed(queue)) {
@@ -214,6 +206,26 @@ impl RedisStore {
         let reply = self.request(script, home, request.request, Verb::Control, &args);
         reply.await?.body.u64()
     }
+}
+
+/// Adds what one step has done, and returns how many jobs that were.
+pub(super) fn read_step(
+    body: &mut In,
+    answer: &mut Controlled,
+    tokens: &mut Vec<FencingToken>,
+) -> Result<usize> {
+    let (done, skipped) = (body.u64()?, body.u64()?);
+    let duplicates = body.u32()?;
+    for _ in 0..duplicates {
+        answer.duplicates.push((body.id()?, body.id()?));
+    }
+    for _ in 0..body.u32()? {
+        tokens.push(FencingToken::new(body.u64()?));
+    }
+    answer.done = answer.done.saturating_add(done);
+    answer.skipped = answer.skipped.saturating_add(skipped);
+    let acted = usize::try_from(done.saturating_add(skipped)).unwrap_or(usize::MAX);
+    Ok(acted.saturating_add(duplicates))
 }
 
 fn about_queue(command: &Command) -> Option<&QueueName> {

@@ -17,10 +17,9 @@ local function is_there(id)
 end
 local function put_segment(priority, head, body)
   local count = (read('<I2', head, 5))
-  local seg = head .. p8(now) .. body
   if indexed then
     local recs = {}
-    open_segment(seg, 1, recs)
+    open_segment(head .. p8(now) .. body, 1, recs)
     for _, rec in ipairs(recs) do
       if not is_there(id_of(rec)) then
         put_back(rec)
@@ -31,7 +30,7 @@ local function put_segment(priority, head, body)
     return
   end
   local line = priority * 2 + 1
-  call('RPUSH', line_key(line), seg)
+  call('RPUSH', line_key(line), head .. p8(now), body)
   add(IN_LINE + line, count)
   add(N_READY, count)
   add(ENQUEUED, count)

@@ -4,26 +4,26 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::queue::{Partition, Queue};
-use super::wire::Out;
+use super::wire::{In, Out, garbled};
 use super::{RedisStore, Reply};
 use crate::clock::{Timestamp, micros};
 use crate::error::{Result, Verb};
 use crate::job::{JobId, JobRecord, NewJob, QueueName};
 use crate::store::record;
-use crate::store::{EnqueueRequest, Enqueued};
+use crate::store::{EnqueueRequest, Enqueued, RequestId};
 
-/// Bytes in one segment, about: two of them fill a node of the server's lists, so that next to no
+/// Bytes in one segment, about: two of them fill a node of the server's lists, so that little
 /// memory is lost in rounding, and a claim that wants fewer jobs has little to cut.
 const SEGMENT_BYTES: usize = 4_000;
 
-/// The jobs of one partition, packed.
-struct Batch {
-    partition: Partition,
-    /// Where the answers go.
-    places: Vec<usize>,
-    items: Items,
-    segment: Segment,
-}
+/// Jobs in one segment, where they are more than a few: what claims by round numbers take whole.
+const ROUND: [usize; 9] = [1, 2, 4, 5, 10, 20, 25, 50, 100];
+
+/// So many jobs of one form are not mixed with others.
+const ALIKE: usize = 4;
+
+/// A job of a call, with the id that it was given.
+type Named = (JobId, NewJob);
 
 /// What the script is to store: an entry for each argument.
 struct Items {
@@ -36,28 +36,63 @@ struct Items {
 }
 
 impl Items {
-    /// Where a job that is not plain goes.
-    fn jobs(&mut self) -> &mut Vec<u8> {
+    /// Packs the jobs of one partition.
+    fn pack<'a>(jobs: impl Iterator<Item = &'a Named>) -> Self {
+        let mut items = Self {
+            entries: Out::default(),
+            args: Vec::new(),
+            is_open: false,
+            is_plain: true,
+        };
+        let mut segment = Segment::default();
+        for named in jobs {
+            if is_plain(&named.1) {
+                segment.add(named, &mut items);
+            } else {
+                segment.close(&mut items);
+                items.add(named);
+            }
+        }
+        segment.close(&mut items);
+        items
+    }
+
+    /// Adds a job that the store has to look at.
+    fn add(&mut self, named: &Named) {
         self.is_plain = false;
         if !self.is_open {
             self.entries.u8(1).raw(&[0; 13]);
             self.args.push(Vec::new());
             self.is_open = true;
         }
-        let last = self.args.len() - 1;
-        &mut self.args[last]
+        if let Some(jobs) = self.args.last_mut() {
+            jobs.extend_from_slice(&micros(named.1.delay).to_le_bytes());
+            encode(named, jobs);
+        }
     }
 }
 
-impl Default for Items {
-    fn default() -> Self {
-        Self {
-            entries: Out::default(),
-            args: Vec::new(),
-            is_open: false,
-            is_plain: true,
-        }
-    }
+fn is_plain(job: &NewJob) -> bool {
+    job.unique.is_none() && job.exclusive.is_none() && micros(job.delay) == 0
+}
+
+/// Appends the record of a job whose times the store will fill in.
+fn encode((id, job): &Named, out: &mut Vec<u8>) {
+    let mut job = JobRecord::new(*id, job.clone(), Timestamp::ZERO);
+    job.run_at = Timestamp::ZERO;
+    record::encode(&job, out);
+}
+
+/// The start of a job's record up to the length of its payload, without length, id, times and what
+/// the payload weighs.
+fn form_of(job: &NewJob) -> Vec<u8> {
+    let mut bare = job.clone();
+    bare.payload = bytes::Bytes::new();
+    let mut form = Vec::new();
+    encode(&(JobId::from_bytes([0; 16]), bare), &mut form);
+    form.truncate(form.len() - 4);
+    form[..4].fill(0);
+    form
 }
 
 /// Plain jobs of one priority: the store need not look at them one by one.
@@ -65,120 +100,112 @@ impl Default for Items {
 /// Jobs that differ in nothing but id and payload are stored as such behind their common form: the
 /// server's Lua reads every byte of a string, so that bytes are time.
 #[derive(Default)]
-struct Segment {
-    priority: u8,
-    flags: u16,
-    weight: usize,
-    ids: Vec<u8>,
-    records: Vec<u8>,
-    /// Where each record ends, and where the length of its payload stands.
-    ends: Vec<(usize, usize)>,
+struct Segment<'a> {
+    jobs: Vec<&'a Named>,
+    /// The form of the first job, and of the others unless they are mixed. Kept for the next segment.
+    form: Vec<u8>,
     is_mixed: bool,
-    /// The last record, while it is looked at.
-    next: Vec<u8>,
+    weight: usize,
+    /// What it comes to if it is not mixed, and if it is.
+    bytes: [usize; 2],
 }
 
-/// So many jobs of one form are not mixed with others.
-const ALIKE: usize = 4;
-
-impl Batch {
-    fn add(&mut self, place: usize, id: JobId, job: NewJob) {
-        self.places.push(place);
-        let delay = job.delay;
-        let is_plain = job.unique.is_none() && job.exclusive.is_none() && micros(delay) == 0;
-        let mut job = JobRecord::new(id, job, Timestamp::ZERO);
-        job.run_at = Timestamp::ZERO;
-        if is_plain {
-            self.segment.add(&job, &mut self.items);
-            return;
-        }
-        self.segment.close(&mut self.items);
-        let jobs = self.items.jobs();
-        jobs.extend_from_slice(&micros(delay).to_le_bytes());
-        record::encode(&job, jobs);
-    }
-}
-
-impl Segment {
-    fn add(&mut self, job: &JobRecord, items: &mut Items) {
-        let mut next = std::mem::take(&mut self.next);
-        next.clear();
-        record::encode(job, &mut next);
-        let form = next.len() - 4 - job.payload.len();
-        let fits = u16::try_from(form).is_ok();
-        let is_alike = fits && self.is_alike(&next[..form]);
-        let is_apart = !is_alike && !self.is_mixed && self.ends.len() >= ALIKE;
-        let is_full =
-            self.bytes() + 16 + next.len() - if is_alike { form } else { 0 } > SEGMENT_BYTES;
-        if is_full || is_apart || self.priority != job.options.priority {
+impl<'a> Segment<'a> {
+    fn add(&mut self, named: &'a Named, items: &mut Items) {
+        let job = &named.1;
+        let is_alike = !self.is_mixed && self.has_form_of(job);
+        let form = (!is_alike).then(|| form_of(job));
+        let length = form.as_ref().map_or(self.form.len(), Vec::len);
+        let thin = 16 + 4 + job.payload.len();
+        let is_apart = !is_alike && !self.is_mixed && self.jobs.len() >= ALIKE;
+        let more = if is_alike {
+            self.bytes[0]
+        } else {
+            self.bytes[1] + length
+        };
+        let is_full = more + thin > SEGMENT_BYTES;
+        let is_other = |first: &&Named| first.1.options.priority != job.options.priority;
+        if is_full || is_apart || self.jobs.first().is_some_and(is_other) {
             self.close(items);
-            self.is_mixed = !fits;
+        }
+        if self.jobs.is_empty() {
+            self.form = form.unwrap_or_else(|| std::mem::take(&mut self.form));
+            self.is_mixed = u16::try_from(length).is_err();
+            self.bytes[0] = length;
         } else {
             self.is_mixed |= !is_alike;
         }
-        self.priority = job.options.priority;
-        self.flags |= record::flags_of(&next);
+        self.jobs.push(named);
         self.weight += job.weight();
-        self.ids.extend_from_slice(job.id.as_bytes());
-        let payload = self.records.len() + form;
-        self.records.extend_from_slice(&next);
-        self.ends.push((self.records.len(), payload));
-        self.next = next;
+        self.bytes[0] += thin;
+        self.bytes[1] += length + thin;
+        if self.is_round() {
+            self.close(items);
+        }
     }
 
-    /// The start of the first record, up to the length of its payload.
-    fn form(&self) -> &[u8] {
-        let (_, payload) = self.ends.first().copied().unwrap_or_default();
-        &self.records[..payload]
+    /// Whether a job has all but id and payload in common with the first.
+    fn has_form_of(&self, job: &NewJob) -> bool {
+        self.jobs.first().is_some_and(|(_, first)| {
+            first.kind == job.kind && first.options == job.options && first.headers == job.headers
+        })
     }
 
-    /// Whether a record that starts like this differs from the others in length, id and weight only.
-    fn is_alike(&self, start: &[u8]) -> bool {
-        let form = self.form();
-        self.ends.is_empty()
-            || !self.is_mixed
-                && form.len() == start.len()
-                && form[4..16] == start[4..16]
-                && form[32..52] == start[32..52]
-                && form[56..] == start[56..]
-    }
-
-    /// What it comes to, about.
-    fn bytes(&self) -> usize {
-        let forms = self.form().len() * self.ends.len().saturating_sub(1);
-        self.ids.len() + self.records.len() - if self.is_mixed { 0 } else { forms }
+    /// Whether it has a round number of jobs, and no room for the next.
+    fn is_round(&self) -> bool {
+        let count = self.jobs.len();
+        let bytes = self.bytes[usize::from(self.is_mixed)];
+        let next = ROUND.iter().find(|round| **round > count);
+        ROUND.contains(&count) && next.is_none_or(|next| bytes / count * next > SEGMENT_BYTES)
     }
 
     fn close(&mut self, items: &mut Items) {
-        if self.ends.is_empty() {
+        let Some((_, first)) = self.jobs.first() else {
             return;
+        };
+        let (count, priority) = (self.jobs.len(), first.options.priority);
+        let mut body = Out(Vec::with_capacity(
+            2 + self.bytes[usize::from(self.is_mixed)],
+        ));
+        let mut flags = record::flags_of(&self.form);
+        body.u16(if self.is_mixed { 0 } else { self.form.len() });
+        if !self.is_mixed {
+            body.raw(&self.form);
         }
-        let count = self.ends.len();
-        let mut body = Out(Vec::with_capacity(2 + self.bytes()));
-        if self.is_mixed {
-            body.u16(0).raw(&self.ids).raw(&self.records);
-        } else {
-            let mut form = self.form().to_vec();
-            let payload = self.ends[0].0 - form.len() - 4;
-            let rest = record::weight_of(&form) - payload;
-            form[..4].fill(0);
-            form[16..32].fill(0);
-            form[52..56].copy_from_slice(&(rest as u32).to_le_bytes());
-            body.u16(form.len()).raw(&form).raw(&self.ids);
-            for (end, payload) in &self.ends {
-                body.raw(&self.records[*payload..*end]);
+        for (id, _) in &self.jobs {
+            body.raw(id.as_bytes());
+        }
+        for named in &self.jobs {
+            if self.is_mixed {
+                let start = body.0.len();
+                encode(named, &mut body.0);
+                flags |= record::flags_of(&body.0[start..]);
+            } else {
+                body.text(&named.1.payload);
             }
         }
-        items.entries.u8(0).u8(self.priority);
+        items.entries.u8(0).u8(priority);
         items.entries.u32(20 + body.0.len()).u16(count);
-        items.entries.u16(self.flags.into()).u32(self.weight);
+        items.entries.u16(flags.into()).u32(self.weight);
         items.args.push(body.0);
         items.is_open = false;
-        *self = Self {
-            next: std::mem::take(&mut self.next),
-            ..Self::default()
-        };
+        self.jobs.clear();
+        (self.is_mixed, self.weight, self.bytes) = (false, 0, [0; 2]);
     }
+}
+
+/// Notes the jobs that were there, or whose unique key another job holds.
+pub(super) fn read_duplicates(
+    body: &mut In,
+    places: &[usize],
+    answers: &mut [Enqueued],
+) -> Result<()> {
+    for _ in 0..body.u32()? {
+        let (place, holder) = (body.u32()?, body.id()?);
+        let place = places.get(place).ok_or_else(garbled)?;
+        answers[*place] = Enqueued::Duplicate(holder);
+    }
+    Ok(())
 }
 
 impl RedisStore {
@@ -186,64 +213,55 @@ impl RedisStore {
         request.validate()?;
         let id = request.request;
         self.shared.sessions.begin(id, Verb::Enqueue)?;
-        let mut queues = BTreeMap::<QueueName, Arc<Queue>>::new();
-        let mut batches = BTreeMap::<(QueueName, u16), Batch>::new();
-        let mut answers = Vec::with_capacity(request.jobs.len());
-        for (place, (job, new)) in request.jobs.into_iter().enumerate() {
-            answers.push(Enqueued::New(job));
+        let jobs = &request.jobs;
+        // The places of the jobs in the call, by queue and partition.
+        let mut queues = BTreeMap::<&QueueName, (Arc<Queue>, Vec<Vec<usize>>)>::new();
+        for (place, (job, new)) in jobs.iter().enumerate() {
             if !queues.contains_key(&new.queue) {
                 let queue = self.make_queue(&new.queue).await?;
-                queues.insert(new.queue.clone(), queue);
+                let places = vec![Vec::new(); queue.partitions.len()];
+                queues.insert(&new.queue, (queue, places));
             }
-            let queue = &queues[&new.queue];
-            let number = queue.place(job, &new);
-            let batch = batches
-                .entry((new.queue.clone(), number))
-                .or_insert_with(|| Batch {
-                    partition: Partition {
-                        queue: Arc::clone(queue),
-                        number,
-                    },
-                    places: Vec::new(),
-                    items: Items::default(),
-                    segment: Segment::default(),
-                });
-            batch.add(place, job, new);
+            if let Some((queue, places)) = queues.get_mut(&new.queue) {
+                places[usize::from(queue.place(*job, new))].push(place);
+            }
         }
-        if batches.is_empty() {
+        let mut answers: Vec<_> = jobs.iter().map(|(job, _)| Enqueued::New(*job)).collect();
+        if jobs.is_empty() {
             return self.nowhere(id).await.map(|()| answers);
         }
-        for mut batch in batches.into_values() {
-            batch.segment.close(&mut batch.items);
-            let reply = self.store_batch(&batch, id).await?;
-            let mut body = reply.body;
-            for _ in 0..body.u32()? {
-                let place = body.u32()?;
-                let holder = body.id()?;
-                if let Some(place) = batch.places.get(place) {
-                    answers[*place] = Enqueued::Duplicate(holder);
+        for (queue, places) in queues.values() {
+            for (partition, places) in queue.all(0).zip(places) {
+                if places.is_empty() {
+                    continue;
                 }
+                let items = Items::pack(places.iter().map(|place| &jobs[*place]));
+                let mut reply = self.store_batch(&partition, &items, id).await?;
+                read_duplicates(&mut reply.body, places, &mut answers)?;
             }
         }
         Ok(answers)
     }
 
-    async fn store_batch(&self, batch: &Batch, id: crate::store::RequestId) -> Result<Reply> {
-        let queue = &batch.partition.queue;
+    async fn store_batch(
+        &self,
+        partition: &Partition,
+        items: &Items,
+        id: RequestId,
+    ) -> Result<Reply> {
+        let queue = &partition.queue;
         let index: &[u8] = if queue.index { b"1" } else { b"0" };
         let script = &self.scripts().enqueue;
-        let mut args: Vec<&[u8]> = vec![index, &batch.items.entries.0];
-        args.extend(batch.items.args.iter().map(Vec::as_slice));
-        if batch.items.is_plain && queue.tries_plain(Verb::Enqueue) {
-            let partition = &batch.partition;
+        let mut args: Vec<&[u8]> = vec![index, &items.entries.0];
+        args.extend(items.args.iter().map(Vec::as_slice));
+        if items.is_plain && queue.tries_plain(Verb::Enqueue) {
             let plain =
                 self.request_plainly(&script.plain, partition, id, Verb::Enqueue, &args[1..]);
             if let Some(reply) = plain.await? {
                 return Ok(reply);
             }
         }
-        let keys = batch.partition.keys();
-        let reply = self.request(&script.full, keys, id, Verb::Enqueue, &args);
+        let reply = self.request(&script.full, partition.keys(), id, Verb::Enqueue, &args);
         let reply = reply.await?;
         if reply.created {
             // A server that lost everything has forgotten its list of queues, too.
@@ -262,16 +280,14 @@ mod tests {
     /// Flags of jobs that leave something behind when they complete.
     const LASTING: u16 = flag::UNIQUE | flag::EXCLUSIVE | flag::RETENTION;
 
-    /// Packs jobs, lays the segments out as the script does, and reads them back.
-    fn stored(jobs: &[JobRecord]) -> (usize, Vec<JobRecord>) {
-        let (mut items, mut segment) = (Items::default(), Segment::default());
-        for job in jobs {
-            segment.add(job, &mut items);
-        }
-        segment.close(&mut items);
+    /// Packs jobs, lays the segments out as the script does, and reads them back. Also returns how
+    /// many jobs each segment has.
+    fn stored(jobs: &[Named]) -> (Vec<u16>, Vec<JobRecord>) {
+        let items = Items::pack(jobs.iter());
         assert!(items.is_plain);
-        let mut blob = Vec::new();
+        let (mut blob, mut counts) = (Vec::new(), Vec::new());
         for (entry, rest) in items.entries.0.chunks(14).zip(&items.args) {
+            counts.push(u16::from_le_bytes([entry[6], entry[7]]));
             blob.extend_from_slice(&entry[2..]);
             blob.extend_from_slice(&7_u64.to_le_bytes());
             blob.extend_from_slice(rest);
@@ -279,36 +295,51 @@ mod tests {
         let mut out = Out::default();
         out.text(&blob);
         let mut answer = In::new(out.0.into());
-        let read = answer.segments(&mut Kinds::default()).unwrap();
-        (items.args.len(), read)
+        (counts, answer.segments(&mut Kinds::default()).unwrap())
     }
 
-    fn job(kind: &str, headers: usize, bytes: usize) -> JobRecord {
+    fn job(kind: &str, headers: usize, bytes: usize) -> Named {
         let kind = crate::job::Kind::new(kind).unwrap();
         let mut job = NewJob::raw(QueueName::default(), kind, vec![b'x'; bytes]);
         for n in 0..headers {
             job = job.header(format!("h{n}"), "value");
         }
-        let mut job = JobRecord::new(JobId::generate(), job, Timestamp::from_micros(0));
-        job.run_at = Timestamp::ZERO;
-        job
+        (JobId::generate(), job)
     }
 
     #[test]
     fn segments_are_read_as_they_were_written() {
-        let alike: Vec<_> = (0..60).map(|_| job("a", 1, 90)).collect();
+        let alike: Vec<_> = (0..100).map(|_| job("a", 1, 90)).collect();
         let mixed: Vec<_> = (0..60).map(|n| job(["a", "b"][n % 2], 0, n)).collect();
         let apart: Vec<_> = (0..60).map(|n| job(["a", "b"][n / 30], 1, 10)).collect();
         let large: Vec<_> = (0..3).map(|n| job("a", 0, n * 10_000)).collect();
-        for (jobs, most) in [(alike, 2), (mixed, 3), (apart, 2), (large, 3)] {
+        let heavy: Vec<_> = (0..3).map(|n| job("a", 40, n * 1_000)).collect();
+        let changing: Vec<_> = (0..20).map(|n| job(["a", "b"][n / 2 % 2], 0, 9)).collect();
+        for (jobs, most) in [
+            (alike, 4),
+            (mixed, 3),
+            (apart, 2),
+            (large, 3),
+            (heavy, 3),
+            (changing, 1),
+        ] {
             let (segments, read) = stored(&jobs);
-            assert!(segments <= most, "{segments} segments");
+            assert!(segments.len() <= most, "segments of {segments:?}");
             assert_eq!(read.len(), jobs.len());
-            for (mut job, read) in jobs.into_iter().zip(read) {
-                (job.enqueued_at, job.run_at) =
-                    (Timestamp::from_micros(7), Timestamp::from_micros(7));
+            for ((id, job), read) in jobs.into_iter().zip(read) {
+                let mut job = JobRecord::new(id, job, Timestamp::from_micros(7));
+                job.run_at = Timestamp::from_micros(7);
                 assert_eq!(job, read);
             }
+        }
+    }
+
+    #[test]
+    fn a_claim_of_a_round_number_cuts_no_segment() {
+        for (bytes, size) in [(10, 100), (100, 25), (300, 10), (1_000, 2), (5_000, 1)] {
+            let jobs: Vec<_> = (0..400).map(|_| job("a", 0, bytes)).collect();
+            let (segments, _) = stored(&jobs);
+            assert!(segments.iter().all(|count| *count == size), "{segments:?}");
         }
     }
 

@@ -48,7 +48,12 @@ end
 
 local function segments(g)
   if g.segs then return g.segs end
-  local blob, segs, at, first = concat(call('HMGET', HELD, unpack(piece_names({}, g.gid, g.pieces)))), {}, 1, 0
+  local parts, segs, at, first = call('HMGET', HELD, unpack(piece_names({}, g.gid, g.pieces))), {}, 1, 0
+  if g.pieces > APART then
+    local starts = table.remove(parts, 1)
+    for n = 1, #parts do parts[n] = sub(starts, START * (n - 1) + 1, START * n) .. parts[n] end
+  end
+  local blob = concat(parts)
   while at <= #blob do
     local seg = segment_at(blob, at)
     seg.first = first

@@ -38,9 +38,9 @@ function ask.queue()
     if M[IN_LINE + line] > 0 then
       local run_at
       if M[INDEX] == 0 then
-        local recs, seg = {}, call('LINDEX', line_key(line), 0)
-        if seg then
-          open_segment(seg, 1, recs)
+        local recs, parts = {}, call('LRANGE', line_key(line), 0, 1)
+        if parts[1] then
+          open_segment(concat(parts), 1, recs)
           run_at = u8(recs[1], 41)
         end
       else
@@ -126,9 +126,14 @@ function ask.r(after, max)
   line, element, within = tonumber(line) or 0, tonumber(element) or 0, tonumber(within) or 0
   while line < 16 do
     local batch = M[IN_LINE + line] > 0 and call('LRANGE', line_key(line), element, element + 99) or {}
-    for n, item in ipairs(batch) do
-      local recs = {}
+    local n, taken = 1, #batch
+    while n <= taken do
+      local recs, item, place = {}, batch[n], element + n - 1
       if M[INDEX] == 0 then
+        if #item == START then
+          n = n + 1
+          item = item .. (batch[n] or call('LINDEX', line_key(line), element + n - 1))
+        end
         open_segment(item, 1, recs)
       else
         local stands = call('HGET', JOBS, sub(item, 9))
@@ -136,13 +141,13 @@ function ask.r(after, max)
       end
       for m = within + 1, #recs do
         if #rows == max then
-          return page(rows, string.format('%d:%d:%d', line, element + n - 1, m - 1))
+          return page(rows, string.format('%d:%d:%d', line, place, m - 1))
         end
         rows[#rows + 1] = 'r' .. p8(0) .. text(recs[m]) .. '\0'
       end
-      within = 0
+      within, n = 0, n + 1
     end
-    if #batch < 100 then line, element = line + 1, 0 else element = element + 100 end
+    if taken < 100 then line, element = line + 1, 0 else element = element + n - 1 end
   end
   if #rows == max then
     return page(rows, call('ZCARD', PARK) > element and string.format('16:%d:0', element))

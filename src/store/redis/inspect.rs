@@ -250,7 +250,7 @@ impl RedisStore {
                 _ => return Err(garbled()),
             }
         };
-        let start = (end - page.rows as i64).max(0);
+        let start = end.saturating_sub(page.rows as i64).max(0);
         if end <= 0 {
             return Ok(Paged {
                 rows: Vec::new(),
@@ -301,7 +301,7 @@ fn leases_cursor(cursor: &str) -> Result<(u64, u64, usize)> {
     }
 }
 
-fn add_partition(view: &mut QueueView, body: &mut In, now: Timestamp) -> Result<()> {
+pub(super) fn add_partition(view: &mut QueueView, body: &mut In, now: Timestamp) -> Result<()> {
     let mut fields = [0; 46];
     for field in &mut fields {
         *field = body.u64()?;
@@ -320,13 +320,17 @@ fn add_partition(view: &mut QueueView, body: &mut In, now: Timestamp) -> Result<
         ledger @ ..,
     ] = counts;
     let sum = &mut view.counts;
-    sum.scheduled += scheduled;
-    sum.ready += ready;
-    sum.parked += parked;
-    sum.leased += leased;
-    sum.completed += completed;
-    sum.dead += dead;
-    sum.cancelled += cancelled;
+    for (sum, part) in [
+        (&mut sum.scheduled, scheduled),
+        (&mut sum.ready, ready),
+        (&mut sum.parked, parked),
+        (&mut sum.leased, leased),
+        (&mut sum.completed, completed),
+        (&mut sum.dead, dead),
+        (&mut sum.cancelled, cancelled),
+    ] {
+        *sum = sum.saturating_add(*part);
+    }
     view.ledger = view.ledger.plus(&Ledger {
         enqueued: ledger[0],
         granted: ledger[1],
@@ -354,7 +358,7 @@ fn add_partition(view: &mut QueueView, body: &mut In, now: Timestamp) -> Result<
 }
 
 /// Reads a job, and the deadline of its lease.
-fn row(
+pub(super) fn row(
     body: &mut In,
     queue: &Queue,
     now: Timestamp,

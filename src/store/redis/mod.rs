@@ -65,6 +65,8 @@ mod step;
 mod url;
 mod wait;
 mod wire;
+#[cfg(test)]
+mod wire_tests;
 
 pub use acl::acl_rule;
 

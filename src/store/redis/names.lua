@@ -13,7 +13,7 @@ local function many(command, key, list)
 end
 
 local function piece_names(names, gid, pieces)
-  for n = 1, pieces do names[#names + 1] = gid .. char(n) end
+  for n = 1, pieces % APART do names[#names + 1] = gid .. char(n) end
   return names
 end
 

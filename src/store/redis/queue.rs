@@ -46,7 +46,12 @@ impl Partition {
 }
 
 impl Queue {
-    fn new(namespace: &Namespace, name: &QueueName, partitions: u16, index: bool) -> Arc<Self> {
+    pub(super) fn new(
+        namespace: &Namespace,
+        name: &QueueName,
+        partitions: u16,
+        index: bool,
+    ) -> Arc<Self> {
         let keys = (0..partitions).map(|number| Keys::of(namespace, name, number));
         Arc::new(Self {
             name: name.clone(),

@@ -11,7 +11,7 @@ use crate::lease::FencingToken;
 use crate::store::{Beat, Renewal, record};
 
 /// Beats in one script, plain ones and others: short enough for the claims beside it.
-const CHUNK: usize = 500;
+const CHUNK: usize = 250;
 const OTHERS: usize = 50;
 /// A place that no lease has.
 const NOWHERE: usize = u16::MAX as usize;
@@ -128,7 +128,7 @@ fn put_beat(data: &mut Out, beat: &Beat, is_here: bool) {
     }
 }
 
-fn read_renewal(body: &mut In, beat: &Beat) -> Result<Renewal> {
+pub(super) fn read_renewal(body: &mut In, beat: &Beat) -> Result<Renewal> {
     if body.u8()? == 0 {
         return Ok(Renewal::Fenced);
     }

@@ -47,7 +47,7 @@ local function end_runs()
       gone[#gone + 1] = gid
       stored[#stored + 1] = gid
       stored[#stored + 1] = gid .. ROLL
-      for piece = 1, g.pieces do stored[#stored + 1] = gid .. char(piece) end
+      for piece = 1, g.pieces % APART do stored[#stored + 1] = gid .. char(piece) end
     else
       call('HSET', HELD, gid, sub(g.raw, 1, 66) .. pack('<I2', g.live) .. sub(g.raw, 69, g.ends - 1) .. g.ended)
     end

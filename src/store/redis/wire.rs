@@ -129,8 +129,12 @@ impl In {
     }
 
     pub(super) fn exact(&mut self) -> Result<Duration> {
-        let seconds = self.u64()?;
-        Ok(Duration::new(seconds, u32::from_le_bytes(self.array()?)))
+        let (seconds, nanos) = (self.u64()?, u32::from_le_bytes(self.array()?));
+        // Whole seconds of nanoseconds would be carried, and the longest duration cannot take them.
+        if nanos >= 1_000_000_000 {
+            return Err(garbled());
+        }
+        Ok(Duration::new(seconds, nanos))
     }
 
     pub(super) fn id(&mut self) -> Result<JobId> {

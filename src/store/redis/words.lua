@@ -26,11 +26,15 @@ local LASTING = UNIQUE + EXCLUSIVE + RETENTION
 -- of all its jobs together.
 local HEAD = '<I8I4c16I8c12I8I8I2I2I1I2I2I2I2I4I2'
 -- That lies behind its id; behind its id and a zero lie the ids of its jobs, behind its id and a
--- number its pieces: segments.
-local ROLL = '\0'
+-- number its pieces: segments. If APART is added to their number, the first has the starts of all
+-- segments, and the others are the rests.
+local ROLL, APART = '\0', 256
 
 -- A segment is [u32 bytes][u16 jobs][u16 flags][u32 weight][u64 stamp][u16 form][form][ids][records].
 -- Its stamp is the time of the records that carry none. Where it has a form, a record's start up
 -- to the payload that is the same for all but for length, id, times and weight, the records are
 -- payloads behind their lengths.
 local SEGMENT = '<I4I2I2I4c8I2'
+-- In a line a segment is one element, or two: its start up to the stamp, and the rest as it came in a
+-- call. To join them would cost as much as to take them in.
+local START = 20

@@ -193,12 +193,13 @@ impl Claimer {
     }
 
     /// Sleeps after a claim that came to nothing: the store may have work, so that it would not let
-    /// anybody wait, and refuse again.
+    /// anybody wait, and refuse again. Those that were refused together do not come back together.
     async fn rest(&self) {
+        let half = LONGEST_SLEEP / 2;
         tokio::select! {
             biased;
             () = self.pool.drain.cancelled() => {}
-            () = tokio::time::sleep(LONGEST_SLEEP) => {}
+            () = tokio::time::sleep(half + spread(half)) => {}
         }
     }
 
@@ -292,22 +293,11 @@ impl Claimer {
             }
             // Whatever was granted expires by itself.
             Answer::Lost => None,
-            Answer::Refused(error) if error.kind() == ErrorKind::Full => {
-                if let Some(ride) = ride.take() {
-                    ride.send(&pool).await;
-                }
-                tracing::warn!(%error, "claim refused");
-                // Not at once again: there is work, so that nothing else would make it wait.
-                tokio::select! {
-                    biased;
-                    () = pool.drain.cancelled() => {}
-                    () = tokio::time::sleep(spread(LONGEST_SLEEP)) => {}
-                }
-                None
-            }
             Answer::Refused(error) | Answer::GaveUp(error) => {
-                if error.kind() != ErrorKind::TokensAhead {
-                    tracing::error!(%error, "claim refused");
+                match error.kind() {
+                    ErrorKind::TokensAhead => {}
+                    ErrorKind::Full => tracing::warn!(%error, "claim refused"),
+                    _ => tracing::error!(%error, "claim refused"),
                 }
                 None
             }

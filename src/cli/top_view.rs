@@ -384,7 +384,7 @@ mod tests {
                 .unwrap();
             (lines[at][..9].trim().to_owned(), buffer[(0, at as u16)].fg)
         };
-        assert_eq!(row(&top, at), ("12 s".to_owned(), Color::Red));
+        assert_eq!(row(&top, at), ("12 s".to_owned(), Color::Yellow));
         assert_eq!(row(&top, at + 5 * second), ("7.0 s".to_owned(), Color::Red));
         assert_eq!(row(&top, at + 30 * second).0, "overdue");
         top.hold();

@@ -236,7 +236,8 @@ impl Sorted {
 
     fn add(&self, value: f64, times: u64) {
         // What is no number is below no bound.
-        let place = self.bounds.partition_point(|bound| !(value <= *bound));
+        let above = |bound: &f64| value > *bound || value.is_nan();
+        let place = self.bounds.partition_point(above);
         let more = value * times as f64;
         // A thread that is about to end has none any longer.
         match SEAT.try_with(|seat| seat.0) {

@@ -387,14 +387,13 @@ impl SettleRequest {
         )?;
         for Settlement { receipt, outcome } in &self.settlements {
             let checked = match outcome {
-                Outcome::Complete { result: None } => Ok(()),
                 Outcome::Complete {
                     result: Some(result),
                 } => at_most("result", result.len(), limits::CHECKPOINT_BYTES, "bytes"),
                 Outcome::Retry { delay, .. } | Outcome::Surrender { delay, .. } => {
                     duration("delay", *delay)
                 }
-                Outcome::Bury { .. } => Ok(()),
+                Outcome::Complete { result: None } | Outcome::Bury { .. } => Ok(()),
             };
             checked.map_err(|e| e.for_job(receipt.job))?;
         }

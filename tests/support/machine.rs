@@ -27,6 +27,10 @@ const CROWDED: f64 = 0.25;
 /// Rounds before the machine is given up.
 const ROUNDS: usize = 5;
 
+/// How long a void round waits for a calm moment, and how long a moment is.
+const PATIENCE: Duration = Duration::from_secs(60);
+const MOMENT: Duration = Duration::from_millis(500);
+
 /// Runs rounds until one keeps its bounds, or breaks them on a calm machine.
 pub(crate) async fn judged<F: Future<Output = Result<(), String>>>(mut round: impl FnMut() -> F) {
     let mut void = Vec::new();
@@ -38,8 +42,21 @@ pub(crate) async fn judged<F: Future<Output = Result<(), String>>>(mut round: im
         assert!(weather.is_bad(), "{broken}, on a calm machine: {weather:?}");
         println!("void: {broken}, while the machine was busy with others: {weather:?}");
         void.push((broken, weather));
+        calm().await;
     }
     panic!("the machine was never calm enough to measure on: {void:#?}");
+}
+
+/// Waits for a calm moment, with patience.
+async fn calm() {
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE {
+        let watch = Watch::start();
+        tokio::time::sleep(MOMENT).await;
+        if !watch.stop().is_bad() {
+            return;
+        }
+    }
 }
 
 /// What a watch has seen.

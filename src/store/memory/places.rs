@@ -123,12 +123,16 @@ mod tests {
                     places.remove(&id(n));
                     model.remove(&n);
                 }
-                for n in 0..=u8::MAX {
+                // Itself and its neighbours; all of them would take minutes.
+                for n in n.saturating_sub(1)..=n.saturating_add(1) {
                     prop_assert_eq!(places.get(&id(n)).map(number), model.get(&n).copied());
                 }
                 let gaps = places.row.iter().filter(|(_, place)| place.is_none()).count();
                 prop_assert_eq!(places.gaps, gaps);
                 prop_assert!(gaps <= places.row.len() / 2);
+            }
+            for n in 0..=u8::MAX {
+                prop_assert_eq!(places.get(&id(n)).map(number), model.get(&n).copied());
             }
         }
     }

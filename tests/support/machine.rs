@@ -7,6 +7,13 @@
 //! bound while the watch itself was held up is void, and run again. The bounds do not move, a round
 //! that breaks one on a calm machine fails at once, and a machine that is never calm fails too.
 
+#![allow(
+    clippy::disallowed_methods,
+    clippy::unwrap_used,
+    reason = "it measures the real time, and trouble here should stop it"
+)]
+#![allow(dead_code, reason = "not every test binary measures")]
+
 use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use leasehold::NewJob;
 use leasehold::inspect::QueueView;
 use leasehold::job::JobState;
 use leasehold::lease::{EndedLease, LeaseEnd};
-use leasehold::{JobId, NewJob};
 
 use crate::MACHINE;
 use crate::broken::Flaw;
@@ -22,7 +22,6 @@ const HEALTHY: Errand = Errand::Nap { millis: 300 };
 /// How it ended.
 struct Ended {
     queue: QueueView,
-    poison: JobId,
     /// Jobs by how they ended, the poison left out.
     healthy: BTreeMap<Fate, usize>,
     crashes: usize,
@@ -48,29 +47,42 @@ impl Ended {
             .sum()
     }
 
-    /// Whether the machine kept nobody waiting for so long that a live owner could lose a lease.
+    /// Nobody but the poison is dead, and nobody is hit a third time: a suspect has its process for
+    /// itself, as far as suspects go.
+    fn is_fair(&self) -> bool {
+        let harmed = |fate: Fate| fate.state == JobState::Dead || fate.hit + fate.starved > 2;
+        self.healthy(harmed) == 0
+    }
+
+    /// Whether the machine kept nobody waiting for so long that a live owner could lose a lease. Such a
+    /// loss makes a suspect of a neighbour one crash early, when the poison is none yet.
     fn is_calm(&self) -> bool {
         self.lag <= TERM / 8
     }
+}
 
-    /// Nobody but the poison is dead, and nobody is hit a third time: a suspect has its process for
-    /// itself, as far as suspects go. Where the machine stood still, a lease may have run out under a
-    /// live owner; that makes a suspect of a neighbour one crash early, when the poison is none yet.
-    fn assert_fair(&self) {
-        let starved = |fate: Fate| fate.starved > 0;
-        assert!(
-            !self.is_calm() || self.healthy(starved) == 0,
-            "expired under live owners, lag {:?}: {:?}",
-            self.lag,
-            self.healthy
-        );
-        let wrong = |fate: Fate| {
-            let harmed = fate.state == JobState::Dead || fate.hit + fate.starved > 2;
-            harmed && !starved(fate)
-        };
-        assert_eq!(self.healthy(wrong), 0, "{:?}", self.healthy);
-        assert_eq!(self.healthy(|fate| fate.hit > 2), 0, "{:?}", self.healthy);
+/// Works until a round is as it should be. One that is not, on a machine that stood still, is void; on
+/// any other it fails at once.
+async fn fairly(
+    neighbours: usize,
+    workers: usize,
+    limit: u32,
+    check: impl Fn(&Ended) -> bool,
+) -> Ended {
+    const ROUNDS: usize = 4;
+    for _ in 0..ROUNDS {
+        let ended = work(neighbours, workers, limit, None).await;
+        if check(&ended) {
+            return ended;
+        }
+        let Ended { lag, crashes, .. } = ended;
+        let told = format!("{crashes} crashes, {:?}", ended.healthy);
+        assert!(!ended.is_calm(), "{told}, on a calm machine ({lag:?})");
+        figures(&format!(
+            "void: the machine stood still for {lag:?}; {told}"
+        ));
     }
+    panic!("the machine never stood still for less than an eighth of a term");
 }
 
 /// Works one poison job and its neighbours, in processes that are started again when they die.
@@ -142,7 +154,6 @@ async fn work(neighbours: usize, workers: usize, limit: u32, flaw: Option<Flaw>)
     }
     Ended {
         queue,
-        poison,
         healthy,
         crashes: crashed.len(),
         lag: pulse::longest(began),
@@ -157,18 +168,17 @@ async fn poison_job() {
         ..Row::default()
     };
     for limit in [3, 4] {
-        let ended = work(99, 2, limit, None).await;
+        let ended = fairly(99, 2, limit, |ended| {
+            let alone = ended.crashes == limit as usize && ended.queue.counts.dead == 1;
+            alone && ended.is_fair()
+        })
+        .await;
         let hit = ended.healthy(|fate| fate.hit > 0);
         figures(&format!(
             "poison_job: limit {limit}, dead after {} crashes; 99 neighbours, {hit} of them hit, \
              lag {:?}: {:?}",
             ended.crashes, ended.lag, ended.healthy
         ));
-        ended.assert_fair();
-        if ended.is_calm() {
-            assert_eq!(ended.crashes, limit as usize, "{}", ended.poison);
-            assert_eq!(ended.queue.counts.dead, 1);
-        }
         assert!(hit > 0, "the poison had no neighbours");
         row.acknowledged += ended.queue.ledger.enqueued;
     }
@@ -180,7 +190,7 @@ async fn poison_job() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn suspects_do_not_meet() {
     let _machine = MACHINE.read().await;
-    let ended = work(7, 1, 3, None).await;
+    let ended = fairly(7, 1, 3, Ended::is_fair).await;
     let crowded = work(7, 1, 3, Some(Flaw::CrowdsSuspects)).await;
     let dead = |ended: &Ended| ended.healthy(|fate| fate.state == JobState::Dead);
     figures(&format!(
@@ -188,6 +198,6 @@ async fn suspects_do_not_meet() {
         dead(&ended),
         dead(&crowded)
     ));
-    ended.assert_fair();
+    assert_eq!(dead(&ended), 0, "{:?}", ended.healthy);
     assert!(dead(&crowded) > 0, "this test cannot fail");
 }

@@ -11,6 +11,7 @@ use rustix::process::Signal;
 use crate::MACHINE;
 use crate::process::{Killed, Process};
 use crate::roles::{Errand, Role};
+use crate::stage::pulse;
 use crate::table::{Row, report};
 use crate::world::{TERM, World, assert_in_order, figures};
 
@@ -41,8 +42,11 @@ struct Thawed {
 }
 
 /// Freezes a worker in mid-job past its term, and thaws it when its successor has completed
-/// everything, or is in the midst of it. None if it could not be frozen.
+/// everything, or is in the midst of it. None if it could not be frozen, or its successor stood still
+/// too, with the machine.
 async fn thawed(after_the_end: bool) -> Option<Thawed> {
+    pulse::start();
+    let began = Instant::now();
     let mut world = World::new();
     let jobs = world
         .enqueue(&[const { Errand::Zombie { millis: 1_000 } }; ZOMBIES])
@@ -81,6 +85,14 @@ async fn thawed(after_the_end: bool) -> Option<Thawed> {
     let queue = world.look().await;
     let done = world.jobs(JobState::Completed).await;
     assert_in_order(&queue, &done);
+    if done.iter().any(|view| view.job.history.len() != 2) {
+        let still = pulse::stood_still(began);
+        assert!(still > TERM / 8, "on a calm machine ({still:?}): {done:?}");
+        figures(&format!(
+            "void: the machine stood still for {still:?}, and so did the successor"
+        ));
+        return None;
+    }
     let mut stale = 0;
     let mut takeovers = Vec::new();
     for view in &done {

@@ -156,7 +156,7 @@ async fn work(neighbours: usize, workers: usize, limit: u32, flaw: Option<Flaw>)
         queue,
         healthy,
         crashes: crashed.len(),
-        lag: pulse::longest(began),
+        lag: pulse::stood_still(began),
     }
 }
 

@@ -213,6 +213,7 @@ impl Stage {
 
 /// Feels how long the machine keeps somebody waiting who has little to do. One for all stages.
 pub(crate) mod pulse {
+    use std::io::Write as _;
     use std::sync::{Mutex, Once};
     use std::time::{Duration, Instant};
 
@@ -222,7 +223,10 @@ pub(crate) mod pulse {
     /// As much as it takes to answer a call.
     const WORK: Duration = Duration::from_millis(2);
 
-    static LATE: Mutex<Vec<(Instant, Duration)>> = Mutex::new(Vec::new());
+    type Waits = Mutex<Vec<(Instant, Duration)>>;
+
+    static LATE: Waits = Mutex::new(Vec::new());
+    static SYNCED: Waits = Mutex::new(Vec::new());
 
     pub(crate) fn start() {
         static START: Once = Once::new();
@@ -237,6 +241,16 @@ pub(crate) mod pulse {
                     LATE.lock().unwrap().push((start, late));
                 }
             });
+            std::thread::spawn(|| {
+                let mut file = tempfile::tempfile().unwrap();
+                loop {
+                    std::thread::sleep(SLEEP);
+                    let start = Instant::now();
+                    file.write_all(b"pulse").unwrap();
+                    file.sync_data().unwrap();
+                    SYNCED.lock().unwrap().push((start, start.elapsed()));
+                }
+            });
         });
     }
 
@@ -246,10 +260,20 @@ pub(crate) mod pulse {
         Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
     }
 
-    /// The longest since then.
+    /// The longest wait for a processor since then.
     pub(crate) fn longest(since: Instant) -> Duration {
-        let late = LATE.lock().unwrap();
-        let late = late.iter().rev().take_while(|(start, _)| *start >= since);
-        late.map(|(_, late)| *late).max().unwrap_or_default()
+        longest_of(&LATE, since)
+    }
+
+    /// The longest wait for a processor or for the disk since then: how long a process that does its
+    /// best may have kept silent.
+    pub(crate) fn stood_still(since: Instant) -> Duration {
+        longest(since).max(longest_of(&SYNCED, since))
+    }
+
+    fn longest_of(waits: &Waits, since: Instant) -> Duration {
+        let waits = waits.lock().unwrap();
+        let waits = waits.iter().rev().take_while(|(start, _)| *start >= since);
+        waits.map(|(_, wait)| *wait).max().unwrap_or_default()
     }
 }

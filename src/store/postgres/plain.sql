@@ -46,7 +46,8 @@ CREATE FUNCTION leasehold.enqueue_plain(
     names text[], of_queue integer[], lines smallint[], ids uuid[], lowest uuid, highest uuid,
     weights integer[], records bytea[], given bytea
 ) RETURNS boolean LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     at     bigint;
     stamp  bytea;
@@ -62,10 +63,9 @@ BEGIN
         RETURN false;
     END IF;
     -- The client's id is the job. One that seems to be there already is looked at with care.
-    IF EXISTS (SELECT FROM leasehold.ready r JOIN leasehold.queues q ON q.id = r.queue
-               WHERE r.id = ANY (ids) AND q.namespace = of_namespace)
-       OR EXISTS (SELECT FROM leasehold.aside a JOIN leasehold.queues q ON q.id = a.queue
-                  WHERE a.id = ANY (ids) AND q.namespace = of_namespace)
+    IF EXISTS (SELECT FROM unnest(ids) AS k (id)
+               WHERE (SELECT true FROM leasehold.ready r WHERE r.id = k.id LIMIT 1)
+                  OR (SELECT true FROM leasehold.aside a WHERE a.id = k.id LIMIT 1))
        OR EXISTS (SELECT FROM leasehold.grants g
                   JOIN leasehold.records r ON r.queue = g.queue AND r.id = g.id
                   WHERE g.last_job >= lowest AND g.first_job <= highest AND EXISTS (
@@ -175,7 +175,8 @@ CREATE FUNCTION leasehold.settle_plain(
     of_namespace text, patience text, by_hand bigint, of_session uuid, of_lane bigint, of_seq bigint,
     names text[], ids bigint[], nonces bytea[], upto integer[], tokens bigint[], jobs uuid[], given bytea
 ) RETURNS boolean LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     at bigint;
 BEGIN
@@ -200,7 +201,8 @@ CREATE FUNCTION leasehold.claim_plain(
     riders_lane bigint, riders_seq bigint, riders bytea, rider_names text[], rider_ids bigint[], rider_nonces bytea[],
     rider_upto integer[], rider_tokens bigint[], rider_jobs uuid[]
 ) RETURNS TABLE (nth integer, token bigint, records bytea, due bigint, deadline bigint) LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
     queue    record;
     next     record;

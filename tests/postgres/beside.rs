@@ -302,3 +302,44 @@ async fn a_grant_made_plainly_is_read_by_the_long_way() {
         assert!(verdicts.iter().all(|verdict| !verdict.is_held()));
     }
 }
+
+/// The plan of a statement that was first made while a table was empty is kept: it must not be one that
+/// reads a queue from end to end.
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn an_enqueue_reads_nothing_of_a_long_queue() {
+    const LONG: usize = 10_000;
+    let server = Server::start(&["fsync=off", "autovacuum=off"]);
+    let mut caller = Caller::new(server.store(SystemClock).await).await;
+    let call = "SELECT leasehold.enqueue_plain(s.namespace, '5s', NULL, s.id, 9, 1, ARRAY[q.name],
+                    array_fill(1, ARRAY[100]), array_fill(9::smallint, ARRAY[100]),
+                    (SELECT array_agg(gen_random_uuid()) FROM generate_series(1, 100)),
+                    '00000000-0000-0000-0000-000000000000', 'ffffffff-ffff-ffff-ffff-ffffffffffff',
+                    array_fill(2, ARRAY[100]), array_fill(decode(repeat('00', 90), 'hex'), ARRAY[100]), '')
+                FROM leasehold.sessions s JOIN leasehold.queues q USING (namespace)";
+    let mut db = server.client().await;
+    for jobs in [1, LONG] {
+        caller.enqueue(jobs).await;
+        let tx = db.transaction().await.unwrap();
+        let done = tx.query_one(call, &[]).await.unwrap();
+        assert!(done.get::<_, bool>(0), "it was not plain");
+        if jobs == LONG {
+            read_little(&tx, LONG).await;
+        }
+    }
+}
+
+async fn read_little(tx: &tokio_postgres::Transaction<'_>, long: usize) {
+    let read = async || -> i64 {
+        let read = "SELECT coalesce(idx_tup_fetch, 0) + coalesce(seq_tup_read, 0)
+                    FROM pg_stat_xact_user_tables WHERE schemaname = 'leasehold' AND relname = 'ready'";
+        tx.query_one(read, &[]).await.unwrap().get(0)
+    };
+    let rows = read().await;
+    assert!(rows <= 100, "{rows} of {long}");
+    // Control arm: the same question about the same rows, asked without their key.
+    tx.execute("SELECT FROM leasehold.ready WHERE weight = -1", &[])
+        .await
+        .unwrap();
+    assert!(read().await >= long as i64, "this test cannot fail");
+}

@@ -368,7 +368,7 @@ pub async fn a_mark_is_believed_up_to_a_day(d: &Driver) {
 pub async fn what_is_left_of_a_grant_is_whole(d: &Driver) {
     let new = |at: usize| {
         let kind = Kind::new(format!("kind-{at}")).expect("a name");
-        let mut new = NewJob::raw(queue(), kind, vec![at as u8; 3_000 + 100 * at]);
+        let mut new = NewJob::raw(queue(), kind, vec![at as u8; 20_000 + 100 * at]);
         new.options.retention = at.is_multiple_of(3).then_some(secs(60));
         new.header("at", at.to_string())
     };
@@ -397,7 +397,7 @@ pub async fn what_is_left_of_a_grant_is_whole(d: &Driver) {
             (job.id, job.kind.as_str()),
             (ids[at], &*format!("kind-{at}"))
         );
-        assert_eq!(&job.payload[..], vec![at as u8; 3_000 + 100 * at]);
+        assert_eq!(&job.payload[..], vec![at as u8; 20_000 + 100 * at]);
         assert_eq!(job.headers, [("at".to_owned(), at.to_string())]);
         assert_eq!((job.expiries, job.failures), (1, 0));
         let seq = job.checkpoint.as_ref().map(|saved| saved.seq);

@@ -41,10 +41,13 @@ local function give_back(key, popped, at)
   return NOT_PLAIN
 end
 for priority = 0, 7 do
-  local line, key, size, each = 2 * priority + 2, KEYS[LINES + priority], max, 2
+  local line, key, size, each, step = 2 * priority + 2, KEYS[LINES + priority], max, 2, 1
   while lines[line] > 0 and taken < max do
-    -- Segments of a line are much alike: as many at once as will be wanted if they are.
-    local popped = call('LPOP', key, each * math.max(math.floor((max - taken) / size), 1))
+    -- Segments of a line are much alike: as many at once as will be wanted if they are. But the first may
+    -- be what a claim left of one, and to read and put back those that are too many costs more than to
+    -- ask again.
+    local popped = call('LPOP', key, each * math.max(math.min(math.floor((max - taken) / size), step), 1))
+    step = 2 * step
     -- The line is shorter than its count: the server lost writes.
     if not popped then return give_back(key, {}, 1) end
     local n = 1

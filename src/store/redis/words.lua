@@ -8,7 +8,7 @@ local LEAD = 20000
 local SESSION_IDLE = 600000000
 local GRANT_BYTES = 4194304
 -- A grant that holds no more than this keeps its ended jobs until the last one ends.
-local SMALL_GRANT = 65536
+local SMALL_GRANT = 262144
 
 -- Counters, by their place in the string at META.
 local INDEX, PAUSED, RELAXED, SEQ, LAST, FLOOR = 2, 3, 4, 5, 6, 7

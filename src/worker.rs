@@ -527,7 +527,8 @@ fn default_owner() -> String {
     format!("{host}/{}/{pool}", std::process::id())
 }
 
-async fn shutdown_signal() {
+/// Done when the process is asked to end: by Ctrl-C, or by SIGTERM as a supervisor sends it.
+pub(crate) async fn shutdown_signal() {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};

@@ -51,7 +51,7 @@ pub(super) async fn run(args: &Args, json: bool) -> Done {
     let story = tell(scratch.path());
     let ending = tokio::select! {
         ending = story => ending?,
-        () = super::interrupted() => return Err(Trouble::Failed("demo: interrupted".to_owned())),
+        () = crate::worker::shutdown_signal() => return Err(Trouble::Failed("demo: interrupted".to_owned())),
     };
     if args.keep {
         out::note(&format!("kept {}", scratch.path().display()));

@@ -212,22 +212,6 @@ async fn open(url: &str) -> Result<Client, Trouble> {
     Ok(client)
 }
 
-/// Done when the process is asked to end: by Ctrl-C, or by SIGTERM as a supervisor sends it.
-async fn interrupted() {
-    #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = tokio::signal::ctrl_c() => {}
-            }
-            return;
-        }
-    }
-    let _ = tokio::signal::ctrl_c().await;
-}
-
 /// A SQLite store is a file, and opening it would make one.
 fn must_exist(url: &str) -> Done {
     let address = url.split('?').next().unwrap_or_default();

@@ -74,7 +74,12 @@ pub(super) async fn run(args: &Args, url: &str) -> Done {
         out::note(&format!("dashboard at http://{address}/{prefix}"));
     };
     dashboard
-        .serve(args.listen, &args.prefix, ready, super::interrupted())
+        .serve(
+            args.listen,
+            &args.prefix,
+            ready,
+            crate::worker::shutdown_signal(),
+        )
         .await?;
     Ok(())
 }

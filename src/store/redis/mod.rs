@@ -37,6 +37,8 @@ use wait::Bells;
 use wire::{In, garbled};
 
 mod acl;
+#[cfg(any(test, feature = "conformance"))]
+pub(crate) mod answers;
 #[cfg(feature = "cli")]
 pub(crate) mod bare;
 mod checkpoint;

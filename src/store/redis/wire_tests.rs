@@ -1,53 +1,23 @@
 //! Answers that no script gives: cut, overwritten, made up. Each is read to its end or refused as
 //! corrupt; none panics.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::claim::{Left, take_in};
-use super::control::read_step;
-use super::enqueue::read_duplicates;
-use super::inspect::{add_partition, row};
-use super::queue::{Partition, Queue};
-use super::reap::reports;
-use super::renew::read_renewal;
-use super::wire::{In, Out, exact};
-use super::{Reply, garbled};
+use super::answers::{READERS, Reader, read_claim};
+use super::garbled;
+use super::wire::{Out, exact};
 use crate::clock::Timestamp;
 use crate::error::{ErrorKind, Result};
-use crate::inspect::{Counts, Ledger, QueueView};
-use crate::job::{JobId, JobRecord, Kind, Namespace, NewJob, QueueName, limits};
-use crate::lease::{FencingToken, Nonce, Progress};
-use crate::store::record::{self, Kinds};
-use crate::store::{Beat, ClaimRequest, Claimed, Controlled, Enqueued, RequestId, SessionId};
+use crate::job::{JobId, JobRecord, Kind, NewJob, QueueName};
+use crate::lease::Progress;
+use crate::store::record;
 
 const TERM: Duration = Duration::from_millis(60_500);
-
-fn partition() -> Partition {
-    let queue = Queue::new(&Namespace::default(), &QueueName::default(), 1, false);
-    Partition { queue, number: 0 }
-}
-
-fn claim() -> ClaimRequest {
-    ClaimRequest {
-        request: RequestId {
-            session: SessionId::generate(),
-            lane: 0,
-            seq: 1,
-        },
-        owner: "owner".into(),
-        task: "task".into(),
-        nonce: Nonce::draw().unwrap(),
-        queues: Vec::new(),
-        max: 10,
-        admit_suspect: false,
-        settle: None,
-    }
-}
 
 fn job() -> JobRecord {
     let kind = Kind::new("resize").unwrap();
@@ -125,106 +95,46 @@ fn claimed() -> Vec<u8> {
     out.0
 }
 
-fn read_claim(answer: Vec<u8>) -> Result<Claimed> {
-    let mut left = Left {
-        leases: 10,
-        bytes: limits::CALL_BYTES,
-        suspect: true,
-    };
-    let mut read = Claimed::default();
-    let mut body = In::new(answer.into());
-    take_in(&mut body, &partition(), &claim(), &mut left, &mut read)?;
-    Ok(read)
-}
-
-fn beat() -> Beat {
-    Beat {
-        queue: QueueName::default(),
-        partition: 0,
-        grant: FencingToken::new(1_000),
-        nonce: Nonce::draw().unwrap(),
-        leases: (1_000..1_004).map(FencingToken::new).collect(),
-        lapse: Vec::new(),
-        progress: Vec::new(),
-    }
-}
-
-fn view() -> QueueView {
-    QueueView {
-        queue: QueueName::default(),
-        paused: false,
-        relaxed: false,
-        counts: Counts::default(),
-        ledger: Ledger::default(),
-        oldest_ready: None,
-    }
-}
-
 /// One answer of each form, and how it is read.
 type Form = (&'static str, Vec<u8>, fn(Vec<u8>) -> Result<()>);
 
 fn forms() -> Vec<Form> {
-    let mut forms: Vec<Form> = vec![("claim", claimed(), |answer| read_claim(answer).map(drop))];
+    let with = |(name, read): &Reader| (*name, whole(name), *read);
+    READERS.iter().map(with).collect()
+}
 
+/// An answer as a script gives it.
+fn whole(form: &str) -> Vec<u8> {
     let mut out = Out::default();
-    expiries(&mut out);
-    forms.push(("reap", out.0, |answer| {
-        reports(&mut In::new(answer.into()), &QueueName::default()).map(drop)
-    }));
-
-    let mut out = Out::default();
-    out.u8(1).u64(60_500_000).u16(1).u16(3).u16(2).u16(0).u16(1);
-    forms.push(("renew", out.0, |answer| {
-        read_renewal(&mut In::new(answer.into()), &beat()).map(drop)
-    }));
-
-    let mut out = Out::default();
-    out.u8(0).u64(9).u8(1).raw(b"body");
-    forms.push(("reply", out.0, |answer| Reply::read(answer).map(drop)));
-
-    let mut out = Out::default();
-    out.u32(1).u32(1).raw(JobId::generate().as_bytes());
-    forms.push(("enqueue", out.0, |answer| {
-        let mut answers = [Enqueued::New(JobId::generate()); 2];
-        read_duplicates(&mut In::new(answer.into()), &[1, 0], &mut answers)
-    }));
-
-    let mut out = Out::default();
-    out.u64(3).u64(1).u32(1).raw(&[7; 32]).u32(1).u64(1_000);
-    forms.push(("control", out.0, |answer| {
-        let (mut done, mut tokens) = (Controlled::default(), Vec::new());
-        let mut body = In::new(answer.into());
-        let once = read_step(&mut body.clone(), &mut done, &mut tokens)?;
-        // A second step adds to what the first has done.
-        let twice = read_step(&mut body, &mut done, &mut tokens)?;
-        assert_eq!(once, twice);
-        Ok(())
-    }));
-
-    let mut out = Out::default();
-    for field in 0..46 {
-        out.u64(field);
-    }
-    out.u8(1).u64(5);
-    forms.push(("queue", out.0, |answer| {
-        let mut view = view();
-        for _ in 0..2 {
-            let mut body = In::new(answer.clone().into());
-            add_partition(&mut view, &mut body, Timestamp::from_micros(9))?;
+    match form {
+        "claim" => return claimed(),
+        "reap" => expiries(&mut out),
+        "renew" => {
+            out.u8(1).u64(60_500_000).u16(1).u16(3).u16(2).u16(0).u16(1);
         }
-        Ok(())
-    }));
-
-    let mut out = Out::default();
-    out.raw(b"l").u64(0).text(&packed(&job())).u8(1).u64(1_000);
-    out.text(b"owner").text(b"task").u64(3).u64(9);
-    out.raw(&exact(TERM)).u32(2).u8(0).text(&shown());
-    forms.push(("job", out.0, |answer| {
-        let queue = partition().queue;
-        let (now, mut kinds) = (Timestamp::from_micros(5), Kinds::default());
-        row(&mut In::new(answer.into()), &queue, now, &mut kinds).map(drop)
-    }));
-    forms
+        "reply" => {
+            out.u8(0).u64(9).u8(1).raw(b"body");
+        }
+        "enqueue" => {
+            out.u32(1).u32(1).raw(JobId::generate().as_bytes());
+        }
+        "control" => {
+            out.u64(3).u64(1).u32(1).raw(&[7; 32]).u32(1).u64(1_000);
+        }
+        "queue" => {
+            for field in 0..46 {
+                out.u64(field);
+            }
+            out.u8(1).u64(5);
+        }
+        "job" => {
+            out.raw(b"l").u64(0).text(&packed(&job())).u8(1).u64(1_000);
+            out.text(b"owner").text(b"task").u64(3).u64(9);
+            out.raw(&exact(TERM)).u32(2).u8(0).text(&shown());
+        }
+        other => panic!("no answer of the form {other}"),
+    }
+    out.0
 }
 
 /// What can be done to an answer on its way.

@@ -1,5 +1,6 @@
 //! Jobs: what is stored, and what a caller asks to be stored. Data only, no I/O.
 
+use std::cell::Cell;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -333,7 +334,7 @@ impl NewJob {
 
     /// A typed job, encoded as JSON.
     pub fn of<J: Job>(job: &J) -> Result<Self> {
-        let payload = serde_json::to_vec(job).map_err(|e| {
+        let payload = encoded(job).map_err(|e| {
             Error::invalid(
                 "payload",
                 "a value that does not encode",
@@ -464,6 +465,24 @@ impl NewJob {
     }
 }
 
+/// JSON in as much memory as it takes, which is allocated once.
+fn encoded<J: Job>(job: &J) -> serde_json::Result<Bytes> {
+    /// A buffer that has grown beyond this is not kept.
+    const KEPT: usize = 64 << 10;
+    thread_local! {
+        static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    }
+    // Taken, not borrowed: a job may hold one that it encodes on the way.
+    let mut buffer = BUFFER.take();
+    buffer.clear();
+    serde_json::to_writer(&mut buffer, job)?;
+    let payload = Bytes::copy_from_slice(&buffer);
+    if buffer.capacity() <= KEPT {
+        BUFFER.set(buffer);
+    }
+    Ok(payload)
+}
+
 fn header_bytes(headers: &Headers) -> usize {
     headers
         .iter()
@@ -471,16 +490,22 @@ fn header_bytes(headers: &Headers) -> usize {
         .sum()
 }
 
+#[inline]
 pub(crate) fn at_most(field: &'static str, found: usize, limit: usize, unit: &str) -> Result<()> {
     if found <= limit {
         return Ok(());
     }
+    Err(too_much(field, found, limit, unit))
+}
+
+#[cold]
+fn too_much(field: &'static str, found: usize, limit: usize, unit: &str) -> Error {
     let space = if unit.is_empty() { "" } else { " " };
-    Err(Error::invalid(
+    Error::invalid(
         field,
         format!("{found}{space}{unit}"),
         format!("at most {limit}{space}{unit}"),
-    ))
+    )
 }
 
 /// Names and reasons are text, and no text of `PostgreSQL` holds a zero byte.
@@ -606,6 +631,7 @@ impl JobRecord {
                 .checkpoint
                 .as_ref()
                 .map_or(0, |checkpoint| checkpoint.bytes.len())
+            + self.history.iter().map(EndedLease::weight).sum::<usize>()
     }
 
     /// Remembers how a lease ended, and forgets the ninth oldest.

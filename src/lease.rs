@@ -462,6 +462,19 @@ pub struct EndedLease {
     pub progress: Option<Progress>,
 }
 
+impl EndedLease {
+    /// What it adds to its job's record: eight long reasons weigh more than most payloads.
+    pub(crate) fn weight(&self) -> usize {
+        const NUMBERS: usize = 30;
+        const LENGTH: usize = 4;
+        const SHOWN: usize = 17;
+        let reason = self.reason.as_ref().map_or(0, |it| LENGTH + it.len());
+        let shown = self.progress.as_ref();
+        let shown = shown.map_or(0, |it| SHOWN + LENGTH + it.note.len());
+        NUMBERS + LENGTH + self.owner.len() + LENGTH + self.task.len() + reason + shown
+    }
+}
+
 /// How long leases last, and what that rests on.
 ///
 /// The screen of [`validate`](Self::validate): `margin = term − (renew interval + 2·clock

@@ -7,8 +7,8 @@
 //! nobody who was replaced could change these keys by this way.
 
 use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -25,6 +25,14 @@ use crate::{Store, Verb};
 
 /// How long the call is repeated before the handler is told that it is unknown what came of it.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
+
+/// What a handler awaits is part of its own type: one as deep as a store's step is more than the compiler
+/// looks into.
+fn boxed<'a, T>(
+    call: impl Future<Output = T> + Send + 'a,
+) -> Pin<Box<dyn Future<Output = T> + Send + 'a>> {
+    Box::pin(call)
+}
 
 impl Context {
     /// The key of that name beside the job, in the slot of its queue partition:
@@ -76,9 +84,7 @@ impl Context {
             let result = result.clone();
             async move {
                 let store = redis_store(&*store)?;
-                store
-                    .complete_with(request, receipt, result, commands)
-                    .await
+                boxed(store.complete_with(request, receipt, result, commands)).await
             }
         };
         // The receipt makes it safe to go again under a new id: what was done is fenced.
@@ -116,7 +122,7 @@ impl Context {
         let bytes = serde_json::to_vec(state)?;
         #[cfg(feature = "testing")]
         crate::testing::await_point().await;
-        let seq = self.lease().seq.fetch_add(1, Ordering::Relaxed) + 1;
+        let seq = self.lease().next_seq();
         let checkpoint = Checkpoint {
             receipt: self.receipt(),
             seq,
@@ -125,7 +131,7 @@ impl Context {
         let (checkpoint, commands) = (&checkpoint, &commands);
         let call = |store: Arc<dyn Store>, request| async move {
             let store = redis_store(&*store)?;
-            store.checkpoint_with(request, checkpoint, commands).await
+            boxed(store.checkpoint_with(request, checkpoint, commands)).await
         };
         // Its number makes it safe to go again under a new id: what is saved is not done again.
         let why = "the commands may or may not have been run";

@@ -61,8 +61,8 @@ pub const SESSION_IDLE: Duration = Duration::from_secs(600);
 pub struct EnqueueRequest {
     /// The name of this call.
     pub request: RequestId,
-    /// The jobs, with ids made by the client.
-    pub jobs: Vec<(JobId, NewJob)>,
+    /// The jobs, with ids made by the client. Shared with whoever may have to repeat the call.
+    pub jobs: Arc<Vec<(JobId, NewJob)>>,
 }
 
 impl EnqueueRequest {
@@ -75,7 +75,7 @@ impl EnqueueRequest {
             "jobs in a call",
         )?;
         let mut bytes = 0;
-        for (id, job) in &self.jobs {
+        for (id, job) in &*self.jobs {
             job.validate().map_err(|e| e.for_job(*id))?;
             bytes += job.weight();
         }
@@ -476,8 +476,26 @@ pub struct PruneRequest {
     pub request: RequestId,
     /// Jobs whose retention ran out at least this long ago.
     pub overdue: Duration,
-    /// How many rows at most. 1 to 10,000.
+    /// How many jobs at most. 1 to 10,000.
     pub max: usize,
+}
+
+/// Unique keys past their window, of which a step of a prune deletes as many at most as jobs.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PruneKeys {
+    pub(crate) overdue: Duration,
+    pub(crate) max: usize,
+}
+
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+impl PruneRequest {
+    pub(crate) fn keys(&self) -> PruneKeys {
+        PruneKeys {
+            overdue: self.overdue,
+            max: self.max,
+        }
+    }
 }
 
 pub(crate) fn bounded(field: &'static str, max: usize, limit: usize) -> Result<()> {

@@ -88,11 +88,13 @@ impl Held {
         (0..self.leases).filter(|at| self.is_live(*at))
     }
 
-    /// Ends a live lease.
-    pub(crate) fn end(&mut self, at: usize) {
+    /// Ends a live lease, and tells whether something was noted of it.
+    pub(crate) fn end(&mut self, at: usize) -> bool {
         self.ended[at / 8] |= 1 << (at % 8);
         self.live -= 1;
         self.dirty = true;
+        let notes = self.notes.as_mut();
+        notes.is_some_and(|notes| notes.remove(&at).is_some())
     }
 
     pub(crate) fn renew(&mut self, deadline: Timestamp) {

@@ -50,6 +50,8 @@ pub(crate) mod sqlite;
 pub(crate) mod statements;
 mod wake;
 
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) use call::PruneKeys;
 pub(crate) use call::bounded;
 pub use call::{
     Beat, Checkpoint, CheckpointRequest, Checkpointed, ClaimQueue, ClaimRequest, Claimed, Command,
@@ -218,7 +220,8 @@ pub trait Store: Send + Sync + 'static {
     /// Any; the caller should fall back to sleeping.
     async fn wait(&self, queues: &[QueueName], suspects: bool, limit: Duration) -> Result<()>;
 
-    /// Deletes settled jobs past their retention, and returns how many.
+    /// Deletes settled jobs past their retention, and returns how many. Unique keys past their window
+    /// go too, in steps of at most as many: no step is longer for what there is to delete.
     ///
     /// # Errors
     /// Unknown.

@@ -15,7 +15,6 @@
 //! commit.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -157,7 +156,7 @@ async fn debit(job: Debit, ctx: Context) -> Result<(), Failure> {
     fn next_checkpoint(&self, bytes: Bytes) -> Checkpoint {
         Checkpoint {
             receipt: self.receipt(),
-            seq: self.lease().seq.fetch_add(1, Ordering::Relaxed) + 1,
+            seq: self.lease().next_seq(),
             bytes,
         }
     }

@@ -125,8 +125,9 @@ impl World {
                 self.sent[at].clone()
             }
             Step::Enqueue(jobs) => {
-                let jobs = jobs.iter().map(|spec| self.job(spec)).collect();
+                let jobs: Vec<_> = jobs.iter().map(|spec| self.job(spec)).collect();
                 let request = self.request(lane);
+                let jobs = jobs.into();
                 Sent::Enqueue(EnqueueRequest { request, jobs })
             }
             Step::Claim(spec) => Sent::Claim(self.claim(spec, lane)),

@@ -1,5 +1,6 @@
 //! Calls beside each other: what one takes is granted, and what it writes is written at once.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::clock::SystemClock;
@@ -94,7 +95,8 @@ async fn a_queue_that_is_made_while_a_claim_looks_for_it_keeps_its_jobs() {
             jobs: vec![(
                 JobId::generate(),
                 NewJob::raw(late.clone(), Kind::new("work").unwrap(), "{}"),
-            )],
+            )]
+            .into(),
         };
         producer.store.enqueue(enqueue).await.unwrap();
         tx.commit().await.unwrap();
@@ -244,7 +246,7 @@ async fn a_grant_made_plainly_is_read_by_the_long_way() {
         });
         let enqueue = EnqueueRequest {
             request: caller.request(),
-            jobs: jobs.collect(),
+            jobs: Arc::new(jobs.collect()),
         };
         caller.store.enqueue(enqueue.clone()).await.unwrap();
         let grants = caller.claim(7, TERM).await;

@@ -56,7 +56,7 @@ async fn a_repeat_after_a_killed_connection_counts_once() {
     for _ in 0..20 {
         let request = EnqueueRequest {
             request: caller.request(),
-            jobs: vec![(JobId::generate(), job())],
+            jobs: vec![(JobId::generate(), job())].into(),
         };
         let kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
                     WHERE application_name = 'leasehold'";
@@ -207,7 +207,7 @@ async fn what_fails_after_the_commit_is_not_said_of_the_call() {
     while !db.query_one(tried, &[]).await.unwrap().get::<_, bool>(0) {
         let request = EnqueueRequest {
             request: caller.request(),
-            jobs: vec![(JobId::generate(), job())],
+            jobs: vec![(JobId::generate(), job())].into(),
         };
         caller.store.enqueue(request).await.unwrap();
         stored += 1;

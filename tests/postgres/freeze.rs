@@ -180,7 +180,7 @@ async fn frozen_process() {
             job.options.term = Some(TERM);
             let request = EnqueueRequest {
                 request: caller.request(),
-                jobs: vec![(JobId::generate(), job)],
+                jobs: vec![(JobId::generate(), job)].into(),
             };
             answered(|| caller.store.enqueue(request.clone())).await;
             let Some(lease) = caller.claim_one(TERM).await else {

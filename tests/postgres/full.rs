@@ -97,7 +97,7 @@ async fn nothing_acknowledged_is_lost_when_the_disk_is_full() {
         let ids: Vec<JobId> = jobs.iter().map(|(id, _)| *id).collect();
         let request = EnqueueRequest {
             request: caller.request(),
-            jobs,
+            jobs: jobs.into(),
         };
         match caller.store.enqueue(request).await {
             Ok(_) => acknowledged.extend(ids),

@@ -29,7 +29,7 @@ async fn a_call_gives_up_in_time_and_its_repeat_counts_once() {
 
     let enqueue = EnqueueRequest {
         request: caller.request(),
-        jobs: vec![(JobId::generate(), job())],
+        jobs: vec![(JobId::generate(), job())].into(),
     };
     let error = caller.store.enqueue(enqueue.clone()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Contended, "{error:?}");
@@ -60,7 +60,7 @@ async fn a_deadlock_is_not_the_callers_business() {
     elsewhere.queue = other.clone();
     let enqueue = EnqueueRequest {
         request: caller.request(),
-        jobs: vec![(JobId::generate(), job()), (JobId::generate(), elsewhere)],
+        jobs: vec![(JobId::generate(), job()), (JobId::generate(), elsewhere)].into(),
     };
     caller.store.enqueue(enqueue).await.unwrap();
 
@@ -126,7 +126,7 @@ async fn copies_of_a_request_that_run_at_once_count_once() {
     for round in 1..=20 {
         let enqueue = EnqueueRequest {
             request: caller.request(),
-            jobs: vec![(JobId::generate(), job())],
+            jobs: vec![(JobId::generate(), job())].into(),
         };
         let copies: Vec<_> = (0..4)
             .map(|_| {

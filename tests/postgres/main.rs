@@ -22,12 +22,14 @@ mod moving;
 #[path = "../support/paying.rs"]
 mod paying;
 mod pooler;
+mod prune;
 #[path = "../support/postgres.rs"]
 mod server;
 mod tls;
 mod tokens;
 mod transaction;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::job::{Kind, QueueName};
@@ -90,7 +92,8 @@ impl Caller {
 
     pub(crate) async fn enqueue(&mut self, n: usize) -> Vec<JobId> {
         let request = self.request();
-        let jobs = (0..n).map(|_| (JobId::generate(), job())).collect();
+        let jobs = (0..n).map(|_| (JobId::generate(), job()));
+        let jobs = Arc::new(jobs.collect());
         let request = EnqueueRequest { request, jobs };
         let stored = answered(|| self.store.enqueue(request.clone())).await;
         stored.into_iter().map(Enqueued::id).collect()

@@ -1,13 +1,17 @@
 //! What would take the server long goes in steps: no call keeps the others waiting.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold::clock::ManualClock;
 use leasehold::job::{JobState, Namespace};
-use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, queue};
-use leasehold::store::{Command, LeaseSelect, RedisOptions, RedisStore, Select};
+use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
+use leasehold::store::{Command, LeaseSelect, Outcome, RedisOptions, RedisStore, Select};
 
 use crate::support::redis::Standalone;
+
+/// What the server keeps of a unique key's window.
+const WINDOWS: &str = "{steps:default:0}:uwin";
 
 /// Takes about five milliseconds of a core of the machine on which the limit was set: on a slower one,
 /// so much more.
@@ -238,5 +242,67 @@ async fn a_hundred_thousand_jobs_are_purged() {
             (queue.counts.ready, world.d.ledger().await.purged),
             (0, jobs)
         );
+    }
+}
+
+/// A prune takes so many rows at most, be they jobs or unique keys whose window has passed.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_prune_is_bounded_in_keys_too() {
+    let world = World::new(false).await;
+    let d = &world.d;
+    let window = Duration::from_secs(60);
+    for n in 0..500 {
+        let once = job().unique_for(format!("key {n}"), window).unwrap();
+        d.enqueue(once).await;
+    }
+    // The server knows the script from here on: a call is one script.
+    d.prune(1).await;
+    d.advance(window * 2).await;
+    let left = || world.server.server.tell::<u64>(&["ZCARD", WINDOWS]);
+    assert_eq!(left(), 500);
+    for rest in [380, 260] {
+        let (pruned, spent) = world.spending(d.prune(120)).await;
+        assert_eq!((pruned, left(), spent.scripts), (0, rest, 2));
+    }
+    // Control arm: what is left is pruned by a call that may take it all.
+    d.prune(1_000).await;
+    assert_eq!(left(), 0);
+}
+
+/// The leases of a thousand small jobs end by the hundred, each call by one comparison: a grant that
+/// is half settled is neither opened nor compacted.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_half_settled_grant_of_a_thousand_stays_plain() {
+    for (bytes, is_plain) in [(100, true), (1_000, false)] {
+        let world = World::new(false).await;
+        let d = &world.d;
+        let mut heavy = job();
+        heavy.payload = vec![b'x'; bytes].into();
+        d.enqueue_all(vec![heavy; 1_000]).await;
+        let held = d.claim(1_000).await;
+        assert_eq!(held.len(), 1_000);
+        let mut scripts = 0;
+        // The server knows the script from here on: a call is one, if it is plain.
+        let first = d.held(job()).await;
+        d.settled(&first, Outcome::Complete { result: None }).await;
+        for some in held.chunks(100) {
+            let ends = some
+                .iter()
+                .map(|held| (held, Outcome::Complete { result: None }))
+                .collect();
+            let request = d.settle_request(ends);
+            let (verdicts, spent) = world.spending(d.store().settle(request)).await;
+            assert!(verdicts.unwrap().iter().all(|verdict| verdict.is_held()));
+            scripts += spent.scripts;
+        }
+        // Control arm: what is large is compacted, and that takes a second script.
+        assert_eq!(
+            scripts == 10,
+            is_plain,
+            "{scripts} scripts for {bytes} bytes"
+        );
+        assert_eq!(d.ledger().await.completed, 1_001);
     }
 }

@@ -11,10 +11,10 @@ use leasehold::inspect::{self, Ledger};
 use leasehold::job::{JobState, Namespace, QueueName};
 use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 use leasehold::store::{
-    Checkpointed, Command, Enqueued, LeaseSelect, Outcome, RedisOptions, RedisStore, Renewal,
-    Select,
+    Checkpointed, ClaimQueue, Command, Enqueued, LeaseSelect, Outcome, RedisOptions, RedisStore,
+    Renewal, Select,
 };
-use leasehold::{Client, ErrorKind, FencingToken, JobId, Store};
+use leasehold::{Client, ErrorKind, FencingToken, JobId, NewJob, Store};
 
 use crate::support::redis::Standalone;
 
@@ -130,6 +130,44 @@ async fn a_refusal_after_another_partition_has_acted_is_not_certain() {
     assert_eq!(d.ledger().await.enqueued, 6);
     client.enqueue_all(both()).await.unwrap();
     assert_eq!(d.ledger().await.enqueued, 7);
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_claim_keeps_what_it_got_before_a_partition_that_forgot() {
+    let server = Standalone::start(&[]);
+    let d = driver(options(&server, "a")).await;
+    let other = || QueueName::new("other").unwrap();
+    d.enqueue_all(vec![job(), job().queue("other").unwrap()])
+        .await;
+    let both = |d: &Driver| {
+        let mut request = d.claim_request(9);
+        request.queues.push(ClaimQueue {
+            queue: other(),
+            ..request.queues[0].clone()
+        });
+        request
+    };
+    // Its session is known to both.
+    for held in Held::all(&d.claim_as(both(&d)).await) {
+        d.settled(&held, surrender()).await;
+    }
+    let memory: Vec<String> = server.server.tell(&["KEYS", "{a:other:0}:s:*"]);
+    assert_eq!(memory.len(), 1);
+    server.server.tell::<()>(&["DEL", &memory[0]]);
+
+    let held = Held::all(&d.claim_as(both(&d)).await);
+    assert_eq!(held.len(), 1);
+    assert_eq!(*held[0].receipt.queue(), queue());
+    d.settled(&held[0], complete()).await;
+    // With nothing to keep, it says what happened.
+    let request = both(&d);
+    let error = d.store().claim(request.clone()).await.unwrap_err();
+    assert!(error.is_transient(), "{error:?}");
+    let error = d.store().claim(request).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::SessionLost, "{error:?}");
+    let d = d.other().await;
+    assert_eq!(Held::all(&d.claim_as(both(&d)).await).len(), 1);
 }
 
 /// A clock that can be set back between two of its readings.
@@ -387,6 +425,64 @@ async fn without_an_index_jobs_are_not_called_by_id() {
     request.request.session = session;
     let refused = other.enqueue(request).await.unwrap_err();
     assert_eq!(refused.field(), Some("index"), "{refused}");
+}
+
+/// An id names one job: whichever way two come by the same one, it costs no other job.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn without_an_index_a_reused_id_costs_no_other_job() {
+    let server = Standalone::start(&[]);
+    let clock = ManualClock::default();
+    let store = RedisStore::open(options(&server, "a").clock(clock.clone())).unwrap();
+    let d = Driver::new(Arc::new(ManualFixture::new(store, clock))).await;
+    let second = Duration::from_secs(1);
+    let send = async |id: JobId, job: NewJob| {
+        let mut request = d.enqueue_request(vec![job]);
+        Arc::make_mut(&mut request.jobs)[0].0 = id;
+        d.store().enqueue(request).await.unwrap()
+    };
+
+    // What waits is known by its id.
+    let id = JobId::generate();
+    assert_eq!(send(id, job().delay(second)).await, [Enqueued::New(id)]);
+    let again = send(id, job().delay(second * 3)).await;
+    assert_eq!(again, [Enqueued::Duplicate(id)]);
+    assert_eq!(d.queue().await.counts.scheduled, 1);
+
+    // What is in line is not: of two that come to wait under one id, or to be kept, the later one stands.
+    let later = |delay| Outcome::Retry {
+        delay,
+        reason: "again".to_owned(),
+    };
+    for ends in [[later(second * 5), later(second * 7)], [bury(), bury()]] {
+        let id = JobId::generate();
+        let held = async || {
+            send(id, job().priority(0)).await;
+            d.claim_one().await
+        };
+        let both = [held().await, held().await];
+        for (held, end) in both.iter().zip(ends) {
+            assert_eq!(held.id(), id);
+            d.settled(held, end).await;
+        }
+    }
+    // Those that fall due with it come to no harm.
+    d.enqueue_all(vec![job().delay(second * 7); 3]).await;
+    let counts = d.queue().await.counts;
+    assert_eq!((counts.scheduled, counts.dead), (5, 1));
+    d.advance(second * 6).await;
+    assert_eq!(d.claim(10).await.len(), 1);
+    d.advance(second * 2).await;
+    assert_eq!(d.claim(10).await.len(), 4);
+    let dead = Select::State {
+        queue: queue(),
+        state: JobState::Dead,
+        max: 10,
+    };
+    let purge = d.control_request(Command::Purge(dead));
+    assert_eq!(d.store().control(purge).await.unwrap().done, 1);
+    let counts = d.queue().await.counts;
+    assert_eq!((counts.scheduled, counts.ready, counts.dead), (0, 0, 0));
 }
 
 #[tokio::test]

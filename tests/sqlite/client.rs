@@ -49,7 +49,7 @@ impl Client {
         let jobs = jobs.into_iter().map(|job| (JobId::generate(), job));
         let request = EnqueueRequest {
             request: self.id(),
-            jobs: jobs.collect(),
+            jobs: Arc::new(jobs.collect()),
         };
         self.store.enqueue(request).await
     }

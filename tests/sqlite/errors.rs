@@ -172,6 +172,81 @@ async fn a_full_disk_is_full_and_after_freeing_some_all_goes_on() {
     assert!(unmounted.unwrap().success());
 }
 
+/// A small disk in memory, unmounted when it goes, also with a test that fails.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn mount(size: &str) -> Option<Self> {
+        let dir = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", size, "none"]);
+        let mounted = mount.arg(dir.path()).status();
+        mounted.is_ok_and(|it| it.success()).then_some(Self(dir))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+/// How many jobs a process finds that opens the file as it is on disk, after all others have died.
+async fn recovered(path: &std::path::Path) -> u64 {
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("jobs.db");
+    for log in ["", "-wal"] {
+        let name = |path: &std::path::Path| format!("{}{log}", path.display());
+        std::fs::copy(name(path), name(&copy)).unwrap();
+    }
+    let store = SqliteStore::open(&copy).unwrap();
+    let view = leasehold::inspect::queues(&store).await.unwrap();
+    view[0].counts.ready
+}
+
+/// `Full` is certain: wherever in a commit the disk runs full, what was refused is not there, neither
+/// for those who live nor for those who find the log as it was left.
+#[tokio::test]
+async fn a_commit_on_a_full_disk_is_undone_wherever_it_fails() {
+    const PAGE: u64 = 4_096;
+    let Some(disk) = SmallDisk::mount("size=4m") else {
+        eprintln!("not run: no right to mount a small disk");
+        return;
+    };
+    let mut refused = Vec::new();
+    for pages in 0..24 {
+        // A fresh file each time: what a refused commit wrote to the log is room for the next.
+        let path = disk.0.path().join("jobs.db");
+        let store = SqliteStore::open(&path).unwrap();
+        let mut client = Client::new(store.clone()).await;
+        client.enqueue(vec![job("q"); 40]).await.unwrap();
+        let ballast = disk.0.path().join("ballast");
+        let mut file = std::fs::File::create(&ballast).unwrap();
+        while std::io::Write::write_all(&mut file, &[0; PAGE as usize]).is_ok() {}
+        let length = file.metadata().unwrap().len() / PAGE * PAGE;
+        file.set_len(length - pages * PAGE).unwrap();
+        let stored = match client.enqueue(vec![job("q"); 40]).await {
+            // Control arm: what was not refused is found.
+            Ok(_) => 80,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+                refused.push(pages);
+                40
+            }
+        };
+        assert_eq!(recovered(&path).await, stored, "{pages} pages were free");
+        let view = leasehold::inspect::queues(&store).await.unwrap();
+        assert_eq!(view[0].counts.ready, stored);
+        std::fs::remove_file(ballast).unwrap();
+        drop(client);
+        store.close();
+        std::fs::remove_file(path).unwrap();
+    }
+    let each: Vec<u64> = (0..refused.len() as u64).collect();
+    assert_eq!(refused, each, "one page more each time until it fits");
+    assert!((4..24).contains(&each.len()), "{each:?}");
+}
+
 #[tokio::test]
 async fn a_closed_store_says_so() {
     let dir = tempfile::tempdir().unwrap();

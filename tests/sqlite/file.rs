@@ -6,8 +6,8 @@ use leasehold::clock::{Clock, ManualClock, Timestamp};
 use leasehold::inspect::{self, LeaseFilter, Page};
 use leasehold::job::{JobState, Namespace};
 use leasehold::store::{
-    Beat, Outcome, Renewal, RequestId, SessionId, SettleRequest, Settlement, SqliteOptions,
-    SqliteStore,
+    Beat, Checkpoint, CheckpointRequest, Outcome, PruneRequest, Renewal, RequestId, SessionId,
+    SettleRequest, Settlement, SqliteOptions, SqliteStore,
 };
 use leasehold::{ErrorKind, Store};
 
@@ -207,7 +207,7 @@ async fn calls_that_wait_together_share_a_commit_and_refused_ones_hurt_nobody() 
             };
             leasehold::store::EnqueueRequest {
                 request,
-                jobs: vec![(leasehold::JobId::generate(), job("q"))],
+                jobs: vec![(leasehold::JobId::generate(), job("q"))].into(),
             }
         })
     };
@@ -404,6 +404,124 @@ async fn many_callers_of_two_handles_end_every_job_exactly_once() {
     assert!(view.ledger.balances(), "{view:?}");
     assert_eq!(view.counts, inspect::Counts::default());
     assert_eq!((view.ledger.enqueued, view.ledger.completed), (720, 720));
+    nothing_is_left(&path);
+}
+
+fn rows(path: &std::path::Path, table: &str) -> i64 {
+    let db = rusqlite::Connection::open(path).unwrap();
+    let count = format!("SELECT count(*) FROM leasehold_{table}");
+    db.query_row(&count, [], |row| row.get(0)).unwrap()
+}
+
+#[tokio::test]
+async fn keys_past_their_window_go_in_transactions_of_so_many() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("jobs.db");
+    let clock = ManualClock::default();
+    let store = SqliteStore::with(&path, on(&clock)).unwrap();
+    let mut client = Client::new(store.clone()).await;
+    let window = Duration::from_secs(60);
+    let jobs = (0..10).map(|n| job("q").unique_for(format!("{n}"), window).unwrap());
+    client.enqueue(jobs.collect()).await.unwrap();
+    clock.advance(window);
+    let lasting = job("q").unique_for("lasting", window * 2).unwrap();
+    client.enqueue(vec![lasting]).await.unwrap();
+
+    let (before, request) = (store.commits(), client.id());
+    let prune = PruneRequest {
+        request,
+        overdue: Duration::ZERO,
+        max: 3,
+    };
+    assert_eq!(store.prune(prune).await.unwrap(), 0);
+    assert_eq!(store.commits() - before, 4, "3, 3, 3 and 1");
+    assert_eq!(rows(&path, "unique"), 1);
+}
+
+/// One transaction ends a lease and then notes the first thing of another of its grant.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_first_note_forgets_nothing_that_its_transaction_did_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("jobs.db");
+    let store = SqliteStore::open(&path).unwrap();
+    let mut client = Client::new(store.clone()).await;
+    client.enqueue(vec![job("q"); 2]).await.unwrap();
+    let grant = client.claim("q", 2).await.unwrap().grants.remove(0);
+    let settle = SettleRequest {
+        request: client.id(),
+        settlements: vec![Settlement {
+            receipt: grant.receipt(&grant.leases[0]),
+            outcome: Outcome::Complete { result: None },
+        }],
+    };
+    client.lane = 1;
+    let checkpoint = CheckpointRequest {
+        request: client.id(),
+        checkpoints: vec![Checkpoint {
+            receipt: grant.receipt(&grant.leases[1]),
+            seq: 1,
+            bytes: "x".into(),
+        }],
+    };
+    let other = rusqlite::Connection::open(&path).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    // The first waits for the lock, and the others for the first, so that they share a transaction.
+    let before = store.commits();
+    let spawn = |after: u64, call: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| {
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(after)).await;
+            call.await;
+        })
+    };
+    let (a, b, c) = (store.clone(), store.clone(), store.clone());
+    let calls = [
+        spawn(
+            0,
+            Box::pin(async move { a.open_session().await.map(|_| ()).unwrap() }),
+        ),
+        spawn(
+            200,
+            Box::pin(async move { drop(b.settle(settle).await.unwrap()) }),
+        ),
+        spawn(
+            300,
+            Box::pin(async move { drop(c.checkpoint(checkpoint).await.unwrap()) }),
+        ),
+    ];
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    other.execute_batch("COMMIT").unwrap();
+    for call in calls {
+        call.await.unwrap();
+    }
+    assert_eq!(store.commits() - before, 2, "they did not share one");
+    let live = inspect::leases(&store, LeaseFilter::default(), Page::first(9));
+    assert_eq!(live.await.unwrap().rows.len(), 1);
+    assert_eq!(rows(&path, "notes"), 1);
+}
+
+#[tokio::test]
+async fn what_is_noted_of_a_lease_goes_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("jobs.db");
+    let mut client = Client::new(SqliteStore::open(&path).unwrap()).await;
+    client.enqueue(vec![job("q"); 4]).await.unwrap();
+    let mut grants = client.claim("q", 4).await.unwrap().grants;
+    let checkpoints = grants[0].leases.iter().map(|lease| Checkpoint {
+        receipt: grants[0].receipt(lease),
+        seq: 1,
+        bytes: vec![7; 1_000].into(),
+    });
+    let request = CheckpointRequest {
+        checkpoints: checkpoints.collect(),
+        request: client.id(),
+    };
+    client.store.checkpoint(request).await.unwrap();
+    assert_eq!(rows(&path, "notes"), 4);
+    let slow = grants[0].leases.pop().unwrap();
+    client.complete(&grants).await.unwrap();
+    assert_eq!(rows(&path, "notes"), 1, "only the slow one's");
+    grants[0].leases = vec![slow];
+    client.complete(&grants).await.unwrap();
     nothing_is_left(&path);
 }
 

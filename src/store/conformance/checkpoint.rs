@@ -247,6 +247,30 @@ pub async fn sequences_are_whole_numbers(d: &Driver) {
     assert_eq!(saved.expect("a checkpoint").seq, u64::MAX);
 }
 
+/// What is noted of a lease goes with it, and nothing of its siblings or of other grants.
+pub async fn an_ended_lease_takes_only_its_own_along(d: &Driver) {
+    d.enqueue_many(9).await;
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.extend(d.claim(3).await);
+    }
+    let states = ["0", "1", "2", "3", "4", "5", "6", "7", "8"];
+    for (held, state) in held.iter().zip(states) {
+        assert_eq!(d.checkpoint(held, 1, state).await, SAVED);
+    }
+    for ended in [4, 3, 5, 6, 2] {
+        d.settled(&held[ended], complete()).await;
+    }
+    assert_eq!(d.expire_all().await.len(), 4);
+    let saved = d.claim(9).await;
+    let mut saved: Vec<_> = saved
+        .iter()
+        .filter_map(|held| Some(held.job.checkpoint.as_ref()?.bytes.clone()))
+        .collect();
+    saved.sort();
+    assert_eq!(saved, ["0", "1", "7", "8"]);
+}
+
 /// What a lease saves is its own: its siblings have theirs, or none.
 pub async fn each_lease_saves_its_own(d: &Driver) {
     d.enqueue_many(3).await;

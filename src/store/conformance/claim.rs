@@ -309,6 +309,31 @@ pub async fn grants_are_at_most_four_mebibytes(d: &Driver) {
     }
 }
 
+/// What is remembered of a job's ended leases counts against the limit of its grant.
+pub async fn histories_weigh_too(d: &Driver) {
+    const JOBS: usize = 150;
+    let reason = "x".repeat(limits::REASON_BYTES);
+    d.enqueue_many(JOBS).await;
+    for _ in 0..limits::HISTORY {
+        let held = d.claim(JOBS).await;
+        assert_eq!(held.len(), JOBS);
+        let again = |held| {
+            let (delay, reason) = (secs(0), reason.clone());
+            (held, Outcome::Retry { delay, reason })
+        };
+        let request = d.settle_request(held.iter().map(again).collect());
+        d.store().settle(request).await.expect("settle");
+    }
+    let claimed = d.claim_as(d.claim_request(JOBS)).await;
+    assert_eq!(Held::all(&claimed).len(), JOBS);
+    for grant in &claimed.grants {
+        let ended = grant.leases.iter().flat_map(|lease| &lease.job.history);
+        let reasons = ended.filter_map(|ended| ended.reason.as_ref());
+        let bytes: usize = reasons.map(String::len).sum();
+        assert!(bytes <= limits::GRANT_BYTES, "{bytes}");
+    }
+}
+
 /// The answer tells when the next job is due and when the next lease would expire.
 pub async fn tells_what_comes_next(d: &Driver) {
     d.enqueue(job().delay(secs(30))).await;

@@ -173,7 +173,7 @@ impl Driver {
         let jobs = jobs.into_iter().map(|job| (JobId::generate(), job));
         EnqueueRequest {
             request: self.request(),
-            jobs: jobs.collect(),
+            jobs: Arc::new(jobs.collect()),
         }
     }
 

@@ -50,6 +50,7 @@ macro_rules! __conformance_cases {
                 a_jobs_own_terms_win
                 grants_never_mix_terms
                 grants_are_at_most_four_mebibytes
+                histories_weigh_too
                 tells_what_comes_next
                 suspects_are_granted_on_request_only
                 a_claim_gets_one_suspect
@@ -146,6 +147,7 @@ macro_rules! __conformance_cases {
                 the_same_sequence_is_written_over
                 sequences_are_whole_numbers
                 each_lease_saves_its_own
+                an_ended_lease_takes_only_its_own_along
             }
             expire {
                 begins_at_the_deadline

@@ -167,6 +167,18 @@ pub fn reread(record: &[u8]) -> crate::Result<Vec<u8>> {
     Ok(again)
 }
 
+/// Reads what a script of the Redis store would have answered, in one of its forms: for fuzzing what
+/// comes from a server that is not what it seems.
+///
+/// # Errors
+/// `Corrupt` if no script gives such an answer, or what the answer says.
+#[cfg(feature = "redis")]
+pub fn read_answer(form: u8, answer: &[u8]) -> crate::Result<()> {
+    let readers = super::redis::answers::READERS;
+    let (_, read) = readers[usize::from(form) % readers.len()];
+    read(answer.to_vec())
+}
+
 /// The record of a job, as a store would write it.
 #[cfg(feature = "sqlite")]
 pub fn record_of(job: &crate::job::JobRecord) -> Vec<u8> {

@@ -1,5 +1,7 @@
 //! Repeats: a request with the same id is the same call, applied once.
 
+use std::sync::Arc;
+
 use super::driver::{Driver, HELD, Held, TERM, complete, job, queue, retry, secs};
 use crate::error::{Error, ErrorKind};
 use crate::job::JobState;
@@ -353,7 +355,7 @@ pub async fn sessions_are_independent(d: &Driver) {
 pub async fn a_refused_call_uses_up_nothing(d: &Driver) {
     let mut request = d.enqueue_request(vec![job().priority(9)]);
     assert!(d.store().enqueue(request.clone()).await.is_err());
-    request.jobs[0].1.options.priority = 1;
+    Arc::make_mut(&mut request.jobs)[0].1.options.priority = 1;
     d.store().enqueue(request).await.expect("enqueue");
     assert_eq!(d.queue().await.counts.ready, 1);
 }

@@ -165,7 +165,7 @@ impl Store for MemoryStore {
                     None
                 }
             },
-            |state, now| Ok(state.enqueue(request.jobs, now)),
+            |state, now| Ok(state.enqueue(Arc::unwrap_or_clone(request.jobs), now)),
         )
         .map_err(at(Verb::Enqueue))
     }
@@ -395,6 +395,14 @@ struct LeaseState {
 }
 
 impl GrantState {
+    /// Whether the receipt is the one of this lease, from a queue of this name.
+    fn is_proof(&self, receipt: &Receipt, queue: &QueueName, lease: &LeaseState) -> bool {
+        *queue == receipt.queue
+            && receipt.partition == 0
+            && self.nonce.matches(&receipt.nonce)
+            && lease.job.id == receipt.job
+    }
+
     fn facts(&self, token: FencingToken, lease: &LeaseState) -> LeaseFacts {
         LeaseFacts {
             token,
@@ -556,11 +564,10 @@ impl State {
             .leases
             .get(offset(receipt.grant, receipt.token)?)?
             .as_ref()?;
-        let current = self.queues[grant.queue].name == receipt.queue
-            && receipt.partition == 0
-            && grant.nonce.matches(&receipt.nonce)
-            && lease.job.id == receipt.job;
-        current.then_some((grant, lease))
+        let name = &self.queues[grant.queue].name;
+        grant
+            .is_proof(receipt, name, lease)
+            .then_some((grant, lease))
     }
 
     /// Ends a lease: counts it, and puts the job where it goes. A job that goes to the front is

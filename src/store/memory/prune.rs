@@ -11,16 +11,17 @@ impl State {
             queue
                 .unique
                 .retain(|_, (_, until)| until.is_none_or(|until| until > before));
-            let past: Vec<_> = queue
+            let mut past: Vec<_> = queue
                 .settled
                 .iter()
                 .filter(|(_, kept)| kept.keep_until <= before)
-                .map(|(_, kept)| kept.job.id)
-                .take(max - pruned)
+                .map(|((_, _, seq), kept)| (kept.keep_until, *seq, kept.job.id))
                 .collect();
+            past.sort_unstable();
+            past.truncate(max - pruned);
             queue.ledger.pruned += past.len() as u64;
             pruned += past.len();
-            for id in past {
+            for (_, _, id) in past {
                 self.take(id);
             }
         }

@@ -241,12 +241,15 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         }
     }
 
-    /// Takes a lease out of its grant.
+    /// Takes a lease out of its grant, and what is noted of it with it.
     pub(super) fn take_lease(&mut self, key: GrantKey, at: usize) {
         let Some(held) = self.grants.get_mut(&key).filter(|held| held.is_live(at)) else {
             return;
         };
-        held.end(at);
+        if held.end(at) {
+            let of = self.queues[key.0].id;
+            self.notes_over.push((of, number(key.1.plus(at as u64))));
+        }
         self.count(key.0, Count::Live, -1);
         self.count(key.0, Count::Leased, -1);
     }
@@ -367,6 +370,15 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         self.run("records_compact", args).await
     }
 
+    pub(super) async fn end_notes(&self) -> Done<()> {
+        if self.notes_over.is_empty() {
+            return Ok(());
+        }
+        let (queues, tokens): (Vec<i32>, Vec<i64>) = self.notes_over.iter().copied().unzip();
+        let args = args![queues => INT4_ARRAY, tokens => INT8_ARRAY];
+        self.run("notes_end", args).await
+    }
+
     pub(super) async fn save_notes(&self) -> Done<()> {
         let (mut queues, mut tokens, mut cancels) = (Vec::new(), Vec::new(), Vec::new());
         let (mut progress, mut seqs, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
@@ -375,7 +387,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             .iter()
             .filter_map(|noted| Some((*noted, self.grants.get(&noted.0)?)))
         {
-            let Some(note) = held.note(at).filter(|_| held.is_live(at)) else {
+            let Some(note) = held.note(at) else {
                 continue;
             };
             queues.push(self.queues[key.0].id);

@@ -651,7 +651,14 @@ impl Store for PostgresStore {
 
     async fn prune(&self, request: PruneRequest) -> Result<u64> {
         bounded("max", request.max, limits::CALL_ITEMS).map_err(|e| at(Verb::Prune, e))?;
-        step!(self, Verb::Prune, tx => tx.prune(&request))
+        let keys = request.keys();
+        let (pruned, mut more) = step!(self, Verb::Prune, tx => tx.prune(&request))?;
+        // In transactions of their own, so that nobody waits long for a key. What one of them leaves
+        // behind, the next prune finds.
+        while more && let Ok(left) = step!(self, Verb::Prune, tx => tx.prune_keys(&keys)) {
+            more = left;
+        }
+        Ok(pruned)
     }
 }
 

@@ -24,7 +24,9 @@ $$ SELECT ARRAY[0, ready, 0, leased, 0, 0, 0, enqueued, granted, completed, 0, 0
                 0, 0, 0, 0]::bigint[] $$;
 
 -- Whether requests are new, and their session in no need of care. Begins a plain call: it reads what is
--- committed when it reads, and waits for locks as long as any call.
+-- committed when it reads, and waits for each lock as long as any call. The limits of a statement's time
+-- and of idleness cannot be set from inside it, and are not missed: a plain call is one statement, of
+-- bounded work, that never waits for its client.
 CREATE FUNCTION leasehold.plain_begin(
     of_namespace text, patience text, by_hand bigint, of_session uuid, of_lanes bigint[], seqs bigint[]
 ) RETURNS boolean LANGUAGE plpgsql AS $$

@@ -1,40 +1,34 @@
 //! prune: delete settled jobs past their retention, and unique keys past their window.
 
-use tokio_postgres::GenericClient;
+use tokio_postgres::{GenericClient, Row};
 
 use super::fault::{Done, garbled};
 use super::tally::Count;
 use super::tx::{Tx, args, time};
 use crate::error::Verb;
-use crate::store::PruneRequest;
+use crate::store::{PruneKeys, PruneRequest};
 
 impl<C: GenericClient + Sync> Tx<'_, C> {
-    pub(super) async fn prune(&mut self, request: &PruneRequest) -> Done<u64> {
+    /// Up to `max` jobs, and as many keys. Tells how many jobs, and whether keys may be left.
+    pub(super) async fn prune(&mut self, request: &PruneRequest) -> Done<(u64, bool)> {
         let ((), recalled, queues, now) = tokio::try_join!(biased;
             self.begin(),
             self.recall(request.request),
-            async {
-                self.rows("queue_ids", args![self.base.namespace => TEXT])
-                    .await
-            },
+            self.queue_ids(),
             self.clock()
         )?;
         self.now = now;
         if let Some(first) = self.recalled(request.request, Verb::Prune, &recalled)? {
             let pruned = first.first_chunk().ok_or_else(garbled)?;
-            return Ok(u64::from_le_bytes(*pruned));
+            return Ok((u64::from_le_bytes(*pruned), true));
         }
         let before = time(now.before(request.overdue));
         let mut pruned = 0;
-        for row in queues {
+        for row in &queues {
             let id: i32 = row.try_get(0)?;
             let left = (request.max - pruned) as i64;
-            let ((), (), gone) = tokio::try_join!(biased;
+            let ((), gone) = tokio::try_join!(biased;
                 async { self.run("fold", args![id => INT4]).await },
-                async {
-                    let args = args![id => INT4, before => INT8];
-                    self.run("unique_past", args).await
-                },
                 async {
                     let args = args![id => INT4, before => INT8, left => INT8];
                     self.rows("take_kept", args).await
@@ -52,8 +46,34 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
                 }
             }
         }
+        let more = self.take_keys(&queues, &request.keys()).await?;
         let pruned = pruned as u64;
         self.remember(request.request, Verb::Prune, pruned.to_le_bytes().to_vec());
-        Ok(pruned)
+        Ok((pruned, more))
+    }
+
+    /// Up to `max` keys. Tells whether there may be more. It needs no request id: a key whose window
+    /// is over is nobody's.
+    pub(super) async fn prune_keys(&mut self, keys: &PruneKeys) -> Done<bool> {
+        let ((), queues, now) =
+            tokio::try_join!(biased; self.begin(), self.queue_ids(), self.clock())?;
+        self.now = now;
+        self.take_keys(&queues, keys).await
+    }
+
+    async fn take_keys(&self, queues: &[Row], keys: &PruneKeys) -> Done<bool> {
+        let before = time(self.now.before(keys.overdue));
+        let mut left = keys.max;
+        for row in queues {
+            let id: i32 = row.try_get(0)?;
+            let args = args![id => INT4, before => INT8, left as i64 => INT8];
+            left -= self.rows("unique_past", args).await?.len();
+        }
+        Ok(left == 0)
+    }
+
+    async fn queue_ids(&self) -> Done<Vec<Row>> {
+        let args = args![self.base.namespace => TEXT];
+        self.rows("queue_ids", args).await
     }
 }

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::queue::Partition;
 use super::reap::reports;
 use super::session::Plan;
@@ -12,17 +14,27 @@ use super::settle::Share;
 use super::step::Steps;
 use super::wire::{In, Out, exact, garbled};
 use super::{AHEAD, CROWDED, RedisStore, refusal};
-use crate::error::{Result, Verb};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::job::limits;
 use crate::lease::{FencingToken, Grant, Lease, Nonce, Verdict, tokens_ahead};
 use crate::store::record::Kinds;
-use crate::store::{ClaimQueue, ClaimRequest, Claimed, RequestId, SettleRequest};
+use crate::store::{ClaimQueue, ClaimRequest, Claimed, Expiry, RequestId, SettleRequest};
 
 /// What is left of a claim's wishes.
 pub(super) struct Left {
     pub(super) leases: usize,
     pub(super) bytes: usize,
     pub(super) suspect: bool,
+}
+
+impl Left {
+    fn of(request: &ClaimRequest) -> Self {
+        Self {
+            leases: request.max,
+            bytes: limits::CALL_BYTES,
+            suspect: request.admit_suspect,
+        }
+    }
 }
 
 /// Settlements that go with the call to one partition.
@@ -59,11 +71,7 @@ impl RedisStore {
             }
         }
         let mut claimed = Claimed::default();
-        let mut left = Left {
-            leases: request.max,
-            bytes: limits::CALL_BYTES,
-            suspect: request.admit_suspect,
-        };
+        let mut left = Left::of(&request);
         let (mut refused, mut in_steps) = (false, false);
         let mut visited = HashSet::new();
         for (partition, wanted) in plan.iter() {
@@ -71,52 +79,56 @@ impl RedisStore {
                 break;
             }
             visited.insert(partition.keys().tag());
-            let riders = riding.take();
-            let wanted = &request.queues[*wanted];
-            let mut steps = Steps::new(self, partition.keys(), request.request, Verb::Claim);
-            let mut body = if steps.are_known() {
-                steps.take(&self.scripts().claim.full, &[]).await?
-            } else {
-                self.claim_one(partition, wanted, &request, &left, riders.as_ref())
-                    .await?
-            };
-            let all = body.clone();
-            let status = body.u8()?;
-            let verdicts = body.bytes()?;
-            refusal(status)?;
-            if let Some(Riders { request, share, .. }) = &riders {
-                if verdicts.len() == share.places.len() {
-                    share.verdicts(&verdicts, &mut settled)?;
+            let visit = async {
+                let riders = riding.take();
+                let wanted = &request.queues[*wanted];
+                let mut steps = Steps::new(self, partition.keys(), request.request, Verb::Claim);
+                let mut body = if steps.are_known() {
+                    steps.take(&self.scripts().claim.full, &[]).await?
                 } else {
-                    // They went ahead on their own: this is what they were told.
-                    let verdicts = self.settle_share(share, *request).await?;
-                    share.verdicts(&verdicts, &mut settled)?;
+                    self.claim_one(partition, wanted, &request, &left, riders.as_ref())
+                        .await?
+                };
+                let all = body.clone();
+                let status = body.u8()?;
+                let verdicts = body.bytes()?;
+                refusal(status)?;
+                if let Some(riders) = &riders {
+                    self.told_riders(riders, &verdicts, &mut settled).await?;
                 }
-            }
-            let mut status = body.u8()?;
-            if status == CROWDED {
-                in_steps = true;
-                if !steps.is_begun() {
-                    steps.keep(all.clone().rest());
+                let mut status = body.u8()?;
+                if status == CROWDED {
+                    in_steps = true;
+                    if !steps.is_begun() {
+                        steps.keep(all.clone().rest());
+                    }
+                    let expired;
+                    (body, expired) = self
+                        .crowded(&mut steps, partition, wanted, &request, &left)
+                        .await?;
+                    claimed.expired.extend(expired);
+                    status = body.u8()?;
                 }
-                let most = [limits::STEP_JOBS; 2];
-                let expired = self.reap_steps(&mut steps, partition, most).await?;
-                claimed.expired.extend(expired);
-                let wishes = self.wishes(wanted, &request, &left);
-                let args = claim_args(&wishes, &request);
-                body = steps.send(&self.scripts().claim.full, &args).await?;
-                body.raw(5)?;
-                status = body.u8()?;
-            }
-            match status {
-                AHEAD => refused = true,
-                status => {
-                    refusal(status)?;
-                    take_in(&mut body, partition, &request, &mut left, &mut claimed)?;
-                    let newest = claimed.grants.last().and_then(|grant| grant.leases.last());
-                    let newest = newest.map_or(0, |lease| lease.token.get());
-                    self.shared.seen.fetch_max(newest, Ordering::Relaxed);
+                match status {
+                    AHEAD => refused = true,
+                    status => {
+                        refusal(status)?;
+                        take_in(&mut body, partition, &request, &mut left, &mut claimed)?;
+                        let newest = claimed.grants.last().and_then(|grant| grant.leases.last());
+                        let newest = newest.map_or(0, |lease| lease.token.get());
+                        self.shared.seen.fetch_max(newest, Ordering::Relaxed);
+                    }
                 }
+                Ok::<(), Error>(())
+            };
+            match visit.await {
+                // What the partitions before it have granted would be left to expire.
+                Err(lost)
+                    if lost.kind() == ErrorKind::SessionLost && !claimed.grants.is_empty() =>
+                {
+                    break;
+                }
+                visited => visited?,
             }
         }
         if refused && claimed.grants.is_empty() {
@@ -134,6 +146,39 @@ impl RedisStore {
         }
         claimed.settled = settled;
         Ok(claimed)
+    }
+
+    async fn told_riders(
+        &self,
+        riders: &Riders,
+        verdicts: &Bytes,
+        settled: &mut [Verdict],
+    ) -> Result<()> {
+        let Riders { request, share, .. } = riders;
+        if verdicts.len() == share.places.len() {
+            return share.verdicts(verdicts, settled);
+        }
+        // They went ahead on their own: this is what they were told.
+        let verdicts = self.settle_share(share, *request).await?;
+        share.verdicts(&verdicts, settled)
+    }
+
+    /// Claims from a partition that has more overdue than one step expires.
+    async fn crowded(
+        &self,
+        steps: &mut Steps<'_>,
+        partition: &Partition,
+        wanted: &ClaimQueue,
+        request: &ClaimRequest,
+        left: &Left,
+    ) -> Result<(In, Vec<Expiry>)> {
+        let most = [limits::STEP_JOBS; 2];
+        let expired = self.reap_steps(steps, partition, most).await?;
+        let wishes = self.wishes(wanted, request, left);
+        let args = claim_args(&wishes, request);
+        let mut body = steps.send(&self.scripts().claim.full, &args).await?;
+        body.raw(5)?;
+        Ok((body, expired))
     }
 
     /// The partitions to visit, in turn. A repeat visits the same.

@@ -11,7 +11,7 @@ local entries, place, held_by = ARGV[3], 0, {}
 local indexed = M[INDEX] == 1
 
 local function is_there(id)
-  if not indexed or call('HEXISTS', JOBS, id) == 0 then return false end
+  if call('HEXISTS', JOBS, id) == 0 then return false end
   held_by[#held_by + 1] = pack('<I4', place) .. id
   return true
 end

@@ -216,15 +216,20 @@ impl RedisStore {
         let jobs = &request.jobs;
         // The places of the jobs in the call, by queue and partition.
         let mut queues = BTreeMap::<&QueueName, (Arc<Queue>, Vec<Vec<usize>>)>::new();
-        for (place, (job, new)) in jobs.iter().enumerate() {
-            if !queues.contains_key(&new.queue) {
-                let queue = self.make_queue(&new.queue).await?;
+        let mut from = 0;
+        for run in jobs.chunk_by(|(_, one), (_, next)| one.queue == next.queue) {
+            let name = &run[0].1.queue;
+            if !queues.contains_key(name) {
+                let queue = self.make_queue(name).await?;
                 let places = vec![Vec::new(); queue.partitions.len()];
-                queues.insert(&new.queue, (queue, places));
+                queues.insert(name, (queue, places));
             }
-            if let Some((queue, places)) = queues.get_mut(&new.queue) {
-                places[usize::from(queue.place(*job, new))].push(place);
+            if let Some((queue, places)) = queues.get_mut(name) {
+                for (place, (job, new)) in (from..).zip(run) {
+                    places[usize::from(queue.place(*job, new))].push(place);
+                }
             }
+            from += run.len();
         }
         let mut answers: Vec<_> = jobs.iter().map(|(job, _)| Enqueued::New(*job)).collect();
         if jobs.is_empty() {

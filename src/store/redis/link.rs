@@ -33,6 +33,9 @@ const REDIAL: RetryPolicy =
 /// How often a script is loaded for one call: a server that restarts in between forgets it again.
 const LOADS: usize = 3;
 
+/// Bytes of a call beside its keys and arguments, about.
+const FRAME: usize = 64;
+
 /// A script, known to the server by the hash of its text.
 #[derive(Debug)]
 pub(crate) struct Script {
@@ -150,7 +153,13 @@ impl Link {
         let place = keys.first().copied().unwrap_or_default();
         let mut loads = 0;
         loop {
-            let mut command = redis::cmd("EVALSHA");
+            let bytes = keys
+                .iter()
+                .chain(args)
+                .map(|part| part.len())
+                .sum::<usize>();
+            let mut command = Cmd::with_capacity(keys.len() + args.len() + 3, bytes + FRAME);
+            command.arg("EVALSHA");
             command.arg(&script.sha).arg(keys.len()).arg(keys).arg(args);
             match self.send(place, command).await? {
                 Ok(value) => return Ok(value),

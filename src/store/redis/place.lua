@@ -53,6 +53,14 @@ local function first_parked(key)
   return call('ZRANGE', PARK, '[' .. prefix, '(' .. sub(prefix, 1, -2) .. '\1', 'BYLEX', 'LIMIT', 0, 1)[1]
 end
 
+local take
+-- An index tells whether an id is new. Without one, two jobs may have the same, and the later one stands:
+-- what is known of the earlier would be found twice, and then no more.
+local function displace(id)
+  local before = M[INDEX] == 0 and call('HGET', JOBS, id)
+  if before then take(id, before) end
+end
+
 -- A job falls due: it goes to the back of its line, or behind the others of its exclusive key.
 local function join(rec, p)
   local id = id_of(rec)
@@ -61,6 +69,7 @@ local function join(rec, p)
     if not head then
       call('HSET', EXCL, p.exclusive, id)
     elseif head ~= id then
+      displace(id)
       local seq = next_seq()
       call('ZADD', PARK, 0, line_of_key(p.exclusive) .. seq .. id)
       call('HSET', JOBS, id, entry('p', seq, rec))
@@ -73,6 +82,7 @@ local function join(rec, p)
 end
 
 local function put_scheduled(rec)
+  displace(id_of(rec))
   local run_at, seq = u8(rec, 41), next_seq()
   local first = call('ZRANGE', DUE, 0, 0, 'WITHSCORES')
   if not first[2] or run_at < tonumber(first[2]) then bells = bells + 1 end
@@ -134,6 +144,7 @@ local function put_settled(rec, p, state, keep)
     if M[INDEX] == 1 then forget(id) end
     return
   end
+  displace(id)
   local seq = next_seq()
   call('ZADD', SETTLED[state], now, seq .. id)
   call('HSET', JOBS, id, entry(state, seq, rec, now, keep))
@@ -143,7 +154,7 @@ end
 
 -- Takes a job out of where it is; its keys stay as they are. `stands` is what JOBS says of it; for
 -- a job in a line without an index, nothing, and `rec` is known; `from` is the end it is nearer to.
-local function take(id, stands, rec, from)
+function take(id, stands, rec, from)
   local state, seq = 'r', nil
   if stands then
     state, seq, rec = sub(stands, 1, 1), sub(stands, 2, 9), sub(stands, 26)

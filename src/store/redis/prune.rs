@@ -28,21 +28,22 @@ impl RedisStore {
         if plan.is_empty() {
             self.nowhere(id).await?;
         }
-        let mut pruned = 0;
+        let most = request.max as u64;
+        let (mut pruned, mut freed) = (0, 0);
         for (partition, _) in plan.iter() {
-            if pruned >= request.max as u64 {
+            if pruned.max(freed) >= most {
                 break;
             }
             let overdue = micros(request.overdue).to_string();
             let mut steps = Steps::new(self, partition.keys(), id, Verb::Prune);
             loop {
-                let max = (request.max as u64 - pruned).min(CHUNK);
+                let max = (most - pruned.max(freed)).min(CHUNK);
                 let shown = max.to_string();
                 let args: [&[u8]; 2] = [overdue.as_bytes(), shown.as_bytes()];
                 let mut body = steps.take(&self.scripts().prune, &args).await?;
                 let (jobs, keys) = (body.u64()?, body.u64()?);
-                pruned += jobs;
-                if jobs.max(keys) < max || pruned >= request.max as u64 {
+                (pruned, freed) = (pruned + jobs, freed + keys);
+                if jobs.max(keys) < max || pruned.max(freed) >= most {
                     break;
                 }
             }

@@ -103,6 +103,9 @@ impl Queue {
 
     /// The partition of a job.
     pub(super) fn place(&self, id: JobId, job: &NewJob) -> u16 {
+        if self.partitions.len() == 1 {
+            return 0;
+        }
         let hash = match (&job.exclusive, &job.unique) {
             (Some(key), _) => hash(key.as_str().as_bytes()),
             (None, Some(unique)) => hash(unique.key.as_str().as_bytes()),

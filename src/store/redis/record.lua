@@ -83,6 +83,7 @@ do
     local history = change.ended and lengthen(p.history, change.ended) or p.history
     local weight = u4(rec, 53)
     if change.checkpoint then weight = weight - (p.saved or 20) + #change.checkpoint end
+    if change.ended then weight = weight + #history - (p.history and #p.history or 4) end
     local flags = bit.band(p.flags, 2047)
     if checkpoint then flags = flags + CHECKPOINT end
     if result then flags = flags + RESULT end

@@ -230,16 +230,21 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Takes a lease out of its grant.
-    pub(super) fn take_lease(&mut self, grant: FencingToken, at: usize) {
+    /// Takes a lease out of its grant, and what is noted of it with it.
+    pub(super) fn take_lease(&mut self, grant: FencingToken, at: usize) -> Done<()> {
         let Some(held) = self.grants.get_mut(&grant).filter(|held| held.is_live(at)) else {
-            return;
+            return Ok(());
         };
-        held.end(at);
+        let noted = held.end(at);
         let queue = held.queue;
         let queue = self.at(queue);
         queue.ledger.live -= 1;
         queue.counts.leased -= 1;
+        if noted {
+            let token = (grant.get() + at as u64) as i64;
+            self.sql("note_end")?.execute([token])?;
+        }
+        Ok(())
     }
 
     /// Ends a lease: counts it, and puts the job where it goes. A job that goes to the front is
@@ -256,7 +261,7 @@ impl Tx<'_> {
         let Some(at) = offset(grant, facts.token) else {
             return Ok(None);
         };
-        self.take_lease(grant, at);
+        self.take_lease(grant, at)?;
         self.at(queue).ledger.count(step.end);
         let next = step.next;
         let gone = Next::Settled {
@@ -297,16 +302,10 @@ impl Tx<'_> {
             }
         }
         for id in over {
-            let Some(held) = self.grants.remove(&id) else {
-                continue;
-            };
+            self.grants.remove(&id);
             let first = id.get() as i64;
             self.sql("grant_end")?.execute([first])?;
             self.sql("records_end")?.execute([first])?;
-            if held.noted {
-                self.sql("notes_end")?
-                    .execute([first, first + held.leases as i64])?;
-            }
         }
         Ok(())
     }

@@ -484,10 +484,16 @@ impl Store for SqliteStore {
 
     async fn prune(&self, request: PruneRequest) -> Result<u64> {
         bounded("max", request.max, limits::CALL_ITEMS).map_err(|e| at(Verb::Prune, e))?;
-        match self.call(Work::Prune(request)).await? {
-            Reply::Pruned(pruned) => Ok(pruned),
-            _ => Err(strange()),
+        let keys = request.keys();
+        let Reply::Pruned(pruned, mut more) = self.call(Work::Prune(request)).await? else {
+            return Err(strange());
+        };
+        // In transactions of their own, so that others have their turn between. What one of them leaves
+        // behind, the next prune finds.
+        while more && let Ok(Reply::Pruned(_, left)) = self.call(Work::PruneKeys(keys)).await {
+            more = left;
         }
+        Ok(pruned)
     }
 }
 

@@ -8,22 +8,18 @@ use super::session::garbled;
 use super::tx::{Tx, time};
 use crate::clock::Timestamp;
 use crate::error::Verb;
-use crate::store::PruneRequest;
+use crate::store::{PruneKeys, PruneRequest};
 
 impl Tx<'_> {
-    pub(super) fn prune(&mut self, request: &PruneRequest, now: Timestamp) -> Done<u64> {
+    /// Up to `max` jobs, and as many keys. Tells how many jobs, and whether keys may be left.
+    pub(super) fn prune(&mut self, request: &PruneRequest, now: Timestamp) -> Done<(u64, bool)> {
         if let Some(first) = self.recall(request.request, Verb::Prune, now)? {
             let pruned = first.first_chunk().ok_or_else(garbled)?;
-            return Ok(u64::from_le_bytes(*pruned));
+            return Ok((u64::from_le_bytes(*pruned), true));
         }
         let before = time(now.before(request.overdue));
-        let queues: Vec<i64> = self
-            .sql("queue_ids")?
-            .query_map([self.namespace], |row| row.get(0))?
-            .collect::<Result<_, _>>()?;
         let mut pruned = 0;
-        for id in queues {
-            self.sql("unique_past")?.execute(params![id, before])?;
+        for id in self.queue_ids()? {
             let past: Vec<(i64, i64)> = self
                 .sql("kept_past")?
                 .query_map(params![id, before, (request.max - pruned) as i64], |row| {
@@ -42,6 +38,24 @@ impl Tx<'_> {
         }
         let pruned = pruned as u64;
         self.remember(request.request, Verb::Prune, &pruned.to_le_bytes())?;
-        Ok(pruned)
+        Ok((pruned, self.prune_keys(&request.keys(), now)?))
+    }
+
+    /// Up to `max` keys. Tells whether there may be more. It needs no request id: a key whose window
+    /// is over is nobody's.
+    pub(super) fn prune_keys(&mut self, keys: &PruneKeys, now: Timestamp) -> Done<bool> {
+        let before = time(now.before(keys.overdue));
+        let mut left = keys.max;
+        for id in self.queue_ids()? {
+            let mut delete = self.sql("unique_past")?;
+            left -= delete.execute(params![id, before, left as i64])?;
+        }
+        Ok(left == 0)
+    }
+
+    fn queue_ids(&self) -> Done<Vec<i64>> {
+        let mut select = self.sql("queue_ids")?;
+        let ids = select.query_map([self.namespace], |row| row.get(0))?;
+        Ok(ids.collect::<Result<_, _>>()?)
     }
 }

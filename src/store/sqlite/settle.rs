@@ -48,7 +48,7 @@ impl Tx<'_> {
             self.at(queue).ledger.late += u64::from(late);
             verdicts.push(Verdict::Held { late, cancel });
             if matches!(outcome, Outcome::Complete { .. }) && current.flags & LEAVES == 0 {
-                self.take_lease(receipt.grant, current.at);
+                self.take_lease(receipt.grant, current.at)?;
                 self.at(queue).ledger.count(LeaseEnd::Completed);
                 continue;
             }

@@ -154,6 +154,7 @@ impl Pair {
                     jobs[0].0 = self.jobs[self.random.usize(..self.jobs.len())];
                 }
                 self.jobs.extend(jobs.iter().map(|(id, _)| *id));
+                let jobs = jobs.into();
                 both!(enqueue, EnqueueRequest { request: a, jobs }).0
             }
             25..45 => self.claim(a, b).await,

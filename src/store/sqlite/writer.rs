@@ -25,7 +25,8 @@ use crate::store::record::Kinds;
 use crate::store::wake::Wakers;
 use crate::store::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
-    EnqueueRequest, Enqueued, Expiry, PruneRequest, ReapRequest, Renewal, SessionId, SettleRequest,
+    EnqueueRequest, Enqueued, Expiry, PruneKeys, PruneRequest, ReapRequest, Renewal, SessionId,
+    SettleRequest,
 };
 
 /// Calls in one transaction.
@@ -49,6 +50,7 @@ pub(super) enum Work {
     Reap(ReapRequest),
     Control(ControlRequest),
     Prune(PruneRequest),
+    PruneKeys(PruneKeys),
 }
 
 /// What it gets.
@@ -61,7 +63,8 @@ pub(super) enum Reply {
     Checkpointed(Vec<Checkpointed>),
     Expired(Vec<Expiry>),
     Controlled(Controlled),
-    Pruned(u64),
+    /// How many jobs, and whether keys may be left.
+    Pruned(u64, bool),
 }
 
 /// A call that waits for the writer.
@@ -83,7 +86,7 @@ impl Work {
             Self::Checkpoint(_) => Verb::Checkpoint,
             Self::Reap(_) => Verb::Reap,
             Self::Control(_) => Verb::Control,
-            Self::Prune(_) => Verb::Prune,
+            Self::Prune(_) | Self::PruneKeys(_) => Verb::Prune,
         }
     }
 }
@@ -96,7 +99,11 @@ impl Call {
             // Otherwise a steady stream of others could keep a claim waiting for ever.
             _ if self.left_over => 1,
             Work::OpenSession | Work::Settle(_) | Work::Checkpoint(_) => 2,
-            Work::Enqueue(_) | Work::Reap(_) | Work::Control(_) | Work::Prune(_) => 3,
+            Work::Enqueue(_)
+            | Work::Reap(_)
+            | Work::Control(_)
+            | Work::Prune(_)
+            | Work::PruneKeys(_) => 3,
             Work::Claim(_) => 4,
         }
     }
@@ -318,7 +325,11 @@ fn apply(tx: &mut Tx<'_>, work: &Work, now: Timestamp) -> Done<Reply> {
         Work::Checkpoint(request) => Reply::Checkpointed(tx.checkpoint(request, now)?),
         Work::Reap(request) => Reply::Expired(tx.reap(request, now)?),
         Work::Control(request) => Reply::Controlled(tx.control(request, now)?),
-        Work::Prune(request) => Reply::Pruned(tx.prune(request, now)?),
+        Work::Prune(request) => {
+            let (jobs, more) = tx.prune(request, now)?;
+            Reply::Pruned(jobs, more)
+        }
+        Work::PruneKeys(keys) => Reply::Pruned(0, tx.prune_keys(keys, now)?),
     })
 }
 

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -149,7 +148,7 @@ impl Context {
         let bytes = serde_json::to_vec(state)?;
         at_most("checkpoint", bytes.len(), limits::CHECKPOINT_BYTES, "bytes")?;
         let weight = bytes.len();
-        let seq = self.lease().seq.fetch_add(1, Ordering::Relaxed) + 1;
+        let seq = self.lease().next_seq();
         let receipt = self.receipt();
         let checkpoint = Checkpoint {
             receipt,

@@ -29,11 +29,24 @@ impl Executor for OwnThread {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()?;
-        let run = move || runtime.block_on(part);
+        let runtime = Unblocking(Some(runtime));
+        let run = move || runtime.0.as_ref().map(|runtime| runtime.block_on(part));
         std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(run)
             .map(drop)
+    }
+}
+
+/// A runtime that may be dropped where nothing may block: a thread that does not start leaves it to
+/// whoever wanted to start it, mostly a task.
+struct Unblocking(Option<tokio::runtime::Runtime>);
+
+impl Drop for Unblocking {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
     }
 }
 

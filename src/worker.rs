@@ -316,12 +316,14 @@ impl WorkerBuilder {
         };
         let session = Arc::clone(self.client.enqueuer.session());
         // A checkpoint whose answer is lost may go again: its receipt and count make it the same.
+        // One call at a time: those of a lease stay in order.
         let checkpoints = Merger::new(
             Verb::Checkpoint,
             session,
+            1,
             true,
             |store, request, checkpoints| {
-                let checkpoints = checkpoints.to_vec();
+                let checkpoints = Vec::clone(&checkpoints);
                 let span = tracing::debug_span!("store.checkpoint", leases = checkpoints.len());
                 let request = CheckpointRequest {
                     request,
@@ -441,6 +443,8 @@ async fn run_pool(
         () = pool.drain.cancelled() => {}
     }
     pool.begin_drain();
+    // At once: the answer to a claim may take as long as the drain.
+    claim::give_back(pool);
     let limit = pool.drain_deadline() + pool.grace + SETTLE_LIMIT;
     let drained = tokio::time::timeout_at(limit, async {
         // An unanswered claim is repeated until it is known; what it brings goes back.

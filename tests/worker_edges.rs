@@ -12,7 +12,7 @@ mod support;
 
 use std::fmt;
 use std::future::{Future, pending};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -622,4 +622,147 @@ fn a_runtime_without_timers_is_refused_at_once() {
         .recv_timeout(LIMIT)
         .expect("it hangs instead of saying what is missing");
     assert!(text.contains("timers"), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn leases_that_wait_for_a_slot_go_back_before_an_unanswered_claim_is_known() {
+    #[derive(Default)]
+    struct Seen {
+        waiting: AtomicIsize,
+        hangs: AtomicBool,
+    }
+    let seen = Arc::new(Seen::default());
+    // The first claim that is made while several leases wait is never answered.
+    let plan = seen.clone();
+    let faulty = Faulty::new(memory(), move |verb| {
+        let hangs =
+            || plan.hangs.load(Ordering::SeqCst) || plan.waiting.load(Ordering::SeqCst) > 12;
+        if verb == Verb::Claim && hangs() {
+            plan.hangs.store(true, Ordering::SeqCst);
+            return Fate::Hang;
+        }
+        Fate::Pass
+    });
+    let client = Client::new(Arc::new(faulty));
+    client.enqueue_all(adds(10_000)).await.unwrap();
+    let (observed, hung) = (seen.clone(), seen.clone());
+    let handler = move |_: Add, _: Context| {
+        // From then on they wait behind handlers that do not end.
+        let stuck = hung.hangs.load(Ordering::SeqCst);
+        async move {
+            tokio::time::sleep(Duration::from_millis(if stuck { 60_000 } else { 1 })).await;
+            Ok::<(), Failure>(())
+        }
+    };
+    let stop = tokio_util::sync::CancellationToken::new();
+    let worker = client
+        .worker()
+        .handle(handler)
+        .slots(8)
+        .executor(SameRuntime);
+    let worker = worker.observer(move |event: &Event<'_>| {
+        let more = match event {
+            Event::Claimed { grant } => grant.leases.len() as isize,
+            Event::Started { .. } => -1,
+            _ => 0,
+        };
+        observed.waiting.fetch_add(more, Ordering::SeqCst);
+    });
+    let worker = tokio::spawn(worker.run_until(stop.clone().cancelled_owned()));
+    true_soon(|| seen.hangs.load(Ordering::SeqCst)).await;
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let leased = async || client.queues().await.unwrap()[0].counts.leased;
+    let ahead = leased().await;
+    assert!(ahead > 8, "no lease waits for a slot: {ahead}");
+    stop.cancel();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(leased().await, 8, "of {ahead}, those of the handlers");
+    worker.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn workers_of_one_client_use_the_lanes_of_those_before() {
+    let faulty = Faulty::new(memory(), |_| Fate::Pass);
+    let calls = faulty.calls.clone();
+    let client = Client::new(Arc::new(faulty));
+    let lanes = || calls.lanes.lock().unwrap().len();
+    let mut first = 0;
+    for run in 1..=20 {
+        client.enqueue(&Add { n: 0 }).await.unwrap();
+        let worker = client.worker().handle(quick).executor(SameRuntime);
+        worker.run_until(completed(&client, run)).await.unwrap();
+        if run == 1 {
+            first = lanes();
+        }
+    }
+    assert!(
+        first > 0 && lanes() <= 2 * first + 2,
+        "{first}, then {}",
+        lanes()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_term_shorter_than_the_way_to_the_store_is_no_loop() {
+    let faulty = Faulty::new(memory(), |verb| match verb {
+        Verb::Claim => Fate::Late(Duration::from_millis(30)),
+        _ => Fate::Pass,
+    });
+    let calls = faulty.calls.clone();
+    let client = Client::new(Arc::new(faulty));
+    let short = JobOptions::default().term(Duration::from_millis(20));
+    let job = NewJob::of(&Add { n: 0 }).unwrap().options(short);
+    let id = client.enqueue_all(vec![job]).await.unwrap()[0].id();
+    let worker = client
+        .worker()
+        .handle(quick)
+        .max_failures(3)
+        .retry(RetryPolicy::constant(Duration::from_millis(1)))
+        .executor(SameRuntime);
+    let dead = until(&client, |queue| queue.counts.dead == 1);
+    worker.run_until(dead).await.unwrap();
+    let reasons = reasons(&client, id).await;
+    assert!(
+        reasons.iter().any(|why| why.contains("too short")),
+        "{reasons:?}"
+    );
+    let claims = calls.claim.load(Ordering::SeqCst);
+    assert!(claims < 20, "{claims} claims");
+}
+
+/// Says to a child that it is one.
+const WITHOUT_THREADS: &str = "LEASEHOLD_WITHOUT_THREADS";
+
+/// A child that cannot have threads: their stacks are larger than any memory.
+#[test]
+#[ignore = "run by the test below, in a process of its own"]
+fn without_threads() {
+    if std::env::var_os(WITHOUT_THREADS).is_none() {
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let run = client().worker().handle(quick).run_until(pending());
+    let error = runtime.block_on(run).unwrap_err();
+    println!("kind {}", error.kind().as_str());
+}
+
+#[test]
+fn a_thread_that_does_not_start_is_an_error() {
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "without_threads",
+            "--ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ])
+        .env(WITHOUT_THREADS, "yes")
+        .env("RUST_MIN_STACK", (1_u64 << 60).to_string())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    assert!(said.contains("kind unavailable"), "{child:?}");
 }

@@ -70,7 +70,7 @@ pub(crate) async fn one(pool: &Arc<Pool>) -> Option<(Arc<super::pool::Run>, usiz
 pub(crate) fn give_back(pool: &Pool) {
     for (held, index) in pool.unfill() {
         held.leases[index].stop(Stop::Drain);
-        settle::hand_in(pool, &held, index, Ran::Dropped, index, Times::default());
+        settle::hand_in(pool, &held, index, Ran::Dropped, Times::default());
     }
     pool.outbox.flush_all();
 }
@@ -210,17 +210,21 @@ impl Claimer {
         let admit_suspect = place.is_some();
         let sent = monotonic();
         let mut ride = self.pool.outbox.ride();
-        let claimed = match Nonce::draw() {
+        let mut claimed = match Nonce::draw() {
             Ok(nonce) => self.send(want, admit_suspect, nonce, &mut ride).await,
             Err(error) => {
                 tracing::error!(%error, "cannot claim");
                 None
             }
         };
-        if let Some(ride) = ride.take() {
+        let arrived = claimed.as_mut().and_then(|(claimed, along)| {
+            let ride = along.then(|| ride.take()).flatten();
+            ride.zip(Some(std::mem::take(&mut claimed.settled)))
+        });
+        if let Some(ride) = ride {
             ride.send(&self.pool).await;
         }
-        let claimed = claimed?;
+        let (claimed, _) = claimed?;
         let leases: usize = claimed.grants.iter().map(|grant| grant.leases.len()).sum();
         self.pool.meter.claimed(sent.elapsed(), leases);
         let mut suspects = claimed.grants.iter().flat_map(|grant| &grant.leases);
@@ -234,17 +238,22 @@ impl Claimer {
             .min()
             .unwrap_or(LONGEST_SLEEP);
         self.take_in(claimed, sent);
+        // Slots that wait for these leases do not wait for the books of those before.
+        if let Some((ride, verdicts)) = arrived {
+            ride.arrived(&self.pool, &verdicts);
+        }
         Some(leases)
     }
 
-    /// Sends the claim, with the settlements that ride along. `None`: nothing was granted to us.
+    /// Sends the claim, and tells whether the settlements came along. `None`: nothing was granted to
+    /// us.
     async fn send(
         &mut self,
         max: usize,
         admit_suspect: bool,
         nonce: Nonce,
         ride: &mut Option<Ride>,
-    ) -> Option<Claimed> {
+    ) -> Option<(Claimed, bool)> {
         let pool = Arc::clone(&self.pool);
         let queues: Vec<_> = in_turn(&pool.queues).map(PoolQueue::wanted).collect();
         let riders_id = match ride {
@@ -285,12 +294,7 @@ impl Claimer {
             () = pool.give_up.cancelled() => return None,
         };
         match answer {
-            Answer::Known(claimed) => {
-                if let Some(ride) = ride.take_if(|_| along.load(Ordering::Relaxed)) {
-                    ride.arrived(&pool, &claimed.settled);
-                }
-                Some(claimed)
-            }
+            Answer::Known(claimed) => Some((claimed, along.load(Ordering::Relaxed))),
             // Whatever was granted expires by itself.
             Answer::Lost => None,
             Answer::Refused(error) | Answer::GaveUp(error) => {

@@ -9,9 +9,13 @@ use tracing::{Instrument as _, debug_span, info_span};
 use super::lane::Session;
 use super::merge::Merger;
 use crate::error::{Error, ErrorKind, Result, Verb};
-use crate::job::{JobId, NewJob, at_most, limits};
+use crate::job::{JobId, Kind, NewJob, QueueName, at_most, limits};
 use crate::observe::{Event, Observers, metrics, trace};
 use crate::store::{EnqueueRequest, Enqueued};
+
+/// Calls beside each other: one is packed while the other is stored. Jobs of callers that do not wait for
+/// each other have no order.
+const LANES: usize = 2;
 
 /// Enqueues for one process.
 #[derive(Clone)]
@@ -27,13 +31,14 @@ impl Enqueuer {
         let merger = Merger::new(
             Verb::Enqueue,
             session,
+            LANES,
             safe_again,
             move |store, request, jobs| {
                 let observers = observers.clone();
                 Box::pin(async move {
                     let request = EnqueueRequest {
                         request,
-                        jobs: jobs.to_vec(),
+                        jobs: Arc::clone(&jobs),
                     };
                     let span = debug_span!("store.enqueue", jobs = jobs.len());
                     let enqueued = store.enqueue(request).instrument(span).await?;
@@ -75,8 +80,8 @@ pub(crate) fn named(jobs: Vec<NewJob>) -> Result<(Vec<(JobId, NewJob)>, usize)> 
     at_most("jobs", jobs.len(), limits::CALL_ITEMS, "jobs in a call")
         .and_then(|()| at_most("jobs", weight, limits::CALL_BYTES, "bytes in a call"))
         .map_err(|e| e.during(Verb::Enqueue))?;
-    let named = jobs.into_iter().map(|job| (JobId::generate(), job));
-    Ok((named.collect(), weight))
+    let ids = JobId::generate_some(jobs.len());
+    Ok((ids.zip(jobs).collect(), weight))
 }
 
 /// A store that answers for fewer jobs than it was given.
@@ -86,13 +91,10 @@ pub(crate) fn no_answer() -> Error {
 
 /// Counts jobs by queue and kind, each run of equal ones at once.
 fn count(jobs: &[(JobId, NewJob)], enqueued: &[Enqueued]) {
-    let row = |((_, job), answer): (&(JobId, NewJob), &Enqueued)| {
-        (
-            job.queue.clone(),
-            job.kind.clone(),
-            matches!(answer, Enqueued::Duplicate(_)),
-        )
-    };
+    fn row<'a>((job, answer): (&'a (JobId, NewJob), &Enqueued)) -> (&'a QueueName, &'a Kind, bool) {
+        let is_there = matches!(answer, Enqueued::Duplicate(_));
+        (&job.1.queue, &job.1.kind, is_there)
+    }
     let mut rows = jobs.iter().zip(enqueued).map(row);
     let Some(mut run) = rows.next() else { return };
     let mut length = 1;
@@ -100,9 +102,9 @@ fn count(jobs: &[(JobId, NewJob)], enqueued: &[Enqueued]) {
         if next == run {
             length += 1;
         } else {
-            metrics::enqueued(&run.0, &run.1, run.2, length);
+            metrics::enqueued(run.0, run.1, run.2, length);
             (run, length) = (next, 1);
         }
     }
-    metrics::enqueued(&run.0, &run.1, run.2, length);
+    metrics::enqueued(run.0, run.1, run.2, length);
 }

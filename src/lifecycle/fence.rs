@@ -35,6 +35,8 @@ pub(crate) struct Held {
     pub(crate) claimed: Instant,
     claimed_stamp: u64,
     guard: Duration,
+    /// The answer to the claim took longer than may be relied on.
+    pub(crate) came_late: bool,
     /// When it must no longer be relied on. Written by the renewer.
     until: AtomicU64,
     /// When the last renewal that succeeded was sent. Written by the renewer.
@@ -43,14 +45,14 @@ pub(crate) struct Held {
     key: u64,
 }
 
-/// One lease of a grant that this process holds.
+/// One lease of a grant that this process holds. In a line of the cache of its own: neighbours are
+/// worked by different threads.
+#[repr(align(64))]
 pub(crate) struct HeldLease {
     pub(crate) token: FencingToken,
     pub(crate) job: Arc<JobRecord>,
     /// The place of its kind in the pool's list; none if no handler knows it.
     pub(crate) kind: Option<usize>,
-    /// The number of checkpoints saved.
-    pub(crate) seq: AtomicU64,
     /// Set when the handler starts; zero before.
     started: AtomicU64,
     progressed: AtomicU64,
@@ -79,8 +81,9 @@ enum Stage {
 }
 
 /// What few leases need.
-#[derive(Default)]
 struct Rare {
+    /// The number of checkpoints saved.
+    seq: AtomicU64,
     /// What the handler leaves behind.
     result: OnceLock<Bytes>,
     /// The verdict on a completion that was committed in the handler's own transaction.
@@ -142,12 +145,10 @@ impl Stop {
 
 impl HeldLease {
     fn new(token: FencingToken, job: Arc<JobRecord>, kind: Option<usize>) -> Self {
-        let seq = AtomicU64::new(job.checkpoint.as_ref().map_or(0, |saved| saved.seq));
         Self {
             token,
             job,
             kind,
-            seq,
             started: AtomicU64::new(0),
             progressed: AtomicU64::new(0),
             stop: AtomicU8::new(0),
@@ -159,7 +160,21 @@ impl HeldLease {
     }
 
     fn rare(&self) -> &Rare {
-        self.rare.get_or_init(Box::default)
+        self.rare.get_or_init(|| {
+            let saved = self.job.checkpoint.as_ref();
+            Box::new(Rare {
+                seq: AtomicU64::new(saved.map_or(0, |saved| saved.seq)),
+                result: OnceLock::new(),
+                completed: OnceLock::new(),
+                progress: Mutex::default(),
+                bell: Bell::default(),
+            })
+        })
+    }
+
+    /// The number of the next checkpoint.
+    pub(crate) fn next_seq(&self) -> u64 {
+        self.rare().seq.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Leaves a result. The first one stands.
@@ -433,24 +448,29 @@ impl Board {
         pool: &Arc<Pool>,
     ) -> Arc<Held> {
         let leases = std::mem::take(&mut grant.leases);
+        let mut held: Vec<HeldLease> = Vec::with_capacity(leases.len());
         // Neighbours are mostly of one kind: looked up, and counted, once.
-        let alike = leases.chunk_by(|a, b| a.job.kind == b.job.kind);
-        let kinds: Vec<_> = alike
-            .flat_map(|run| {
-                let kind = pool.kind(&run[0].job.kind);
-                if let Some(kind) = kind {
-                    pool.kinds[kind].meters[queue].granted(run.len() as u64);
-                }
-                std::iter::repeat_n(kind, run.len())
-            })
-            .collect();
-        let held = leases.into_iter().zip(kinds);
-        let leases: Box<[_]> = held
-            .map(|(lease, kind)| HeldLease::new(lease.token, lease.job, kind))
-            .collect();
+        let (mut kind, mut alike) = (None, 0);
+        let count = |kind: Option<usize>, leases: u64| {
+            if let Some(kind) = kind {
+                pool.kinds[kind].meters[queue].granted(leases);
+            }
+        };
+        for lease in leases {
+            let last = held.last().map(|last| &last.job.kind);
+            if last != Some(&lease.job.kind) {
+                count(kind, alike);
+                (kind, alike) = (pool.kind(&lease.job.kind), 0);
+            }
+            alike += 1;
+            held.push(HeldLease::new(lease.token, lease.job, kind));
+        }
+        count(kind, alike);
+        let leases = held.into_boxed_slice();
         let key = self.keys.fetch_add(1, Ordering::Relaxed);
         let granted = grant.granted;
         let held = Arc::new(Held {
+            came_late: sent.elapsed() + guard >= granted,
             queue,
             grant,
             claimed: sent,

@@ -21,6 +21,9 @@ pub(crate) struct Session {
     pub(crate) store: Arc<dyn Store>,
     open: Mutex<Option<SessionId>>,
     lanes: AtomicU32,
+    /// Lanes that nobody uses any longer: number and last sequence number. The store remembers an
+    /// answer for each, so they are used again.
+    spare: std::sync::Mutex<Vec<(u32, u64)>>,
     budget: Budget,
 }
 
@@ -30,19 +33,27 @@ impl Session {
             store,
             open: Mutex::new(None),
             lanes: AtomicU32::new(0),
+            spare: std::sync::Mutex::default(),
             budget: Budget::default(),
         })
     }
 
     pub(crate) fn lane(self: &Arc<Self>) -> Lane {
-        let number = self.lanes.fetch_add(1, Ordering::Relaxed);
+        let spare = self.spare().pop();
+        let (number, seq) =
+            spare.unwrap_or_else(|| (self.lanes.fetch_add(1, Ordering::Relaxed), 0));
         Lane {
             session: Arc::clone(self),
             id: None,
             number,
-            seq: 0,
+            seq,
             waits_for_room: true,
         }
+    }
+
+    fn spare(&self) -> std::sync::MutexGuard<'_, Vec<(u32, u64)>> {
+        let spare = self.spare.lock();
+        spare.unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     /// The open session, or a new one if `lost` is the one that was open.
@@ -67,6 +78,13 @@ pub(crate) struct Lane {
     seq: u64,
     /// Whether a full store is worth waiting for. It is for whoever holds leases.
     waits_for_room: bool,
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // A call that was dropped unanswered is older than the next one, and not applied after it.
+        self.session.spare().push((self.number, self.seq));
+    }
 }
 
 /// Lanes for calls that are made beside each other. The store remembers an answer for each, so they

@@ -2,7 +2,8 @@
 //!
 //! A single job costs a store as much as a hundred. One driver runs while there is something to
 //! send; it is a task of its own, so that a caller that gives up does not take its neighbours'
-//! items with it.
+//! items with it. Where order does not matter, another one runs beside it once so much waits that
+//! merging more would save nothing: one side packs while the other one stores.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -20,15 +21,19 @@ use crate::store::{RequestId, Store};
 /// How long a call is repeated before its callers are told that the result is unknown.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 
+/// Items that are worth a call of their own beside one that is under way: what a call costs by itself
+/// no longer shows in what they cost.
+const BESIDE: usize = 400;
+
 /// One merged call, under way.
 pub(crate) type Sending<A> = Pin<Box<dyn Future<Output = Result<Vec<A>>> + Send>>;
 
 /// What a merger does with the items that it has gathered: one answer for each, in order.
 pub(crate) trait Deliver<T, A>:
-    Fn(Arc<dyn Store>, RequestId, Arc<[T]>) -> Sending<A>
+    Fn(Arc<dyn Store>, RequestId, Arc<Vec<T>>) -> Sending<A>
 {
 }
-impl<T, A, F: Fn(Arc<dyn Store>, RequestId, Arc<[T]>) -> Sending<A>> Deliver<T, A> for F {}
+impl<T, A, F: Fn(Arc<dyn Store>, RequestId, Arc<Vec<T>>) -> Sending<A>> Deliver<T, A> for F {}
 
 /// Merges calls of one verb.
 pub(crate) struct Merger<T, A> {
@@ -42,8 +47,22 @@ pub(crate) struct Merger<T, A> {
 
 struct Waiting<T, A> {
     entries: VecDeque<Entry<T, A>>,
-    /// The lane, while no driver has it.
-    lane: Option<Lane>,
+    /// Of all entries.
+    items: usize,
+    /// The lanes that no driver has.
+    lanes: Vec<Lane>,
+    /// Drivers that send.
+    drivers: usize,
+}
+
+impl<T, A> Waiting<T, A> {
+    /// Whether what waits is worth another driver.
+    fn is_worth_a_driver(&self) -> bool {
+        match self.drivers {
+            0 => !self.entries.is_empty(),
+            _ => self.items >= BESIDE,
+        }
+    }
 }
 
 /// The items of one caller: they go in one call.
@@ -59,17 +78,22 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Merger<T, A> {
     pub(crate) fn new(
         verb: Verb,
         session: Arc<Session>,
+        lanes: usize,
         safe_again: bool,
         send: impl Deliver<T, A> + Send + Sync + 'static,
     ) -> Arc<Self> {
-        let lane = if safe_again {
-            session.lane()
-        } else {
-            session.lane().told_when_full()
+        let lane = |_| {
+            if safe_again {
+                session.lane()
+            } else {
+                session.lane().told_when_full()
+            }
         };
         let waiting = Waiting {
             entries: VecDeque::new(),
-            lane: Some(lane),
+            items: 0,
+            lanes: (0..lanes).map(lane).collect(),
+            drivers: 0,
         };
         let waiting = Mutex::new(waiting);
         Arc::new(Self {
@@ -104,11 +128,16 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Merger<T, A> {
         })
     }
 
-    /// Adds an entry. If nobody has the lane, whoever is returned must send.
+    /// Adds an entry. Whoever is returned must send.
     fn add(self: &Arc<Self>, entry: Entry<T, A>) -> Option<Driver<T, A>> {
         let mut waiting = self.lock();
+        waiting.items += entry.items.len();
         waiting.entries.push_back(entry);
-        let lane = waiting.lane.take()?;
+        if !waiting.is_worth_a_driver() {
+            return None;
+        }
+        let lane = waiting.lanes.pop()?;
+        waiting.drivers += 1;
         Some(Driver {
             merger: Arc::clone(self),
             lane: Some(lane),
@@ -126,19 +155,28 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Merger<T, A> {
             if !fits && !entries.is_empty() {
                 break;
             }
-            entries.extend(waiting.entries.pop_front());
+            let taken = waiting.entries.pop_front();
+            waiting.items -= taken.as_ref().map_or(0, |entry| entry.items.len());
+            entries.extend(taken);
         }
         entries
     }
 
     async fn deliver(&self, lane: &mut Lane, entries: Vec<Entry<T, A>>) {
-        let mut items = Vec::with_capacity(entries.iter().map(|entry| entry.items.len()).sum());
+        let count: usize = entries.iter().map(|entry| entry.items.len()).sum();
+        let mut items = Vec::new();
         let mut callers = Vec::with_capacity(entries.len());
         for mut entry in entries {
             callers.push((entry.answer, entry.items.len()));
-            items.append(&mut entry.items);
+            if items.is_empty() {
+                // Those of a caller that is alone are not moved.
+                items = entry.items;
+                items.reserve_exact(count - items.len());
+            } else {
+                items.append(&mut entry.items);
+            }
         }
-        let items: Arc<[T]> = items.into();
+        let items = Arc::new(items);
         let answer = loop {
             let call = lane.call(CALL_LIMIT, |store, request| {
                 (self.send)(store, request, Arc::clone(&items))
@@ -181,23 +219,25 @@ struct Driver<T: Clone + Send + Sync + 'static, A: Send + 'static> {
 }
 
 impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Driver<T, A> {
-    /// Sends until nothing waits.
+    /// Sends until nothing waits that is worth it.
     async fn drive(mut self) {
         while let Some(lane) = &mut self.lane {
             let entries = self.merger.take();
-            if entries.is_empty() {
-                self.rest();
-            } else {
+            if !entries.is_empty() {
                 self.merger.deliver(lane, entries).await;
             }
+            self.rest();
         }
     }
 
-    /// Gives the lane back if nothing waits.
+    /// Gives the lane back if nothing waits, or only what another driver can take along.
     fn rest(&mut self) {
         let mut waiting = self.merger.lock();
-        if waiting.entries.is_empty() {
-            waiting.lane = self.lane.take();
+        waiting.drivers -= 1;
+        if waiting.is_worth_a_driver() {
+            waiting.drivers += 1;
+        } else {
+            waiting.lanes.extend(self.lane.take());
         }
     }
 }
@@ -206,9 +246,51 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Drop for Driver<T, A> 
     fn drop(&mut self) {
         if let Some(lane) = self.lane.take() {
             let mut waiting = self.merger.lock();
-            // Their callers are told that the runtime stopped.
-            waiting.entries.clear();
-            waiting.lane = Some(lane);
+            waiting.lanes.push(lane);
+            waiting.drivers -= 1;
+            if waiting.drivers == 0 {
+                // Their callers are told that the runtime stopped.
+                waiting.entries.clear();
+                waiting.items = 0;
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::MemoryStore;
+
+    /// Sends entries of so many items while no call is answered. Returns the items of each call that is
+    /// under way then.
+    async fn under_way(lanes: usize, entries: &[usize]) -> Vec<usize> {
+        let (told, mut calls) = tokio::sync::mpsc::unbounded_channel();
+        let session = Session::new(Arc::new(MemoryStore::new()));
+        let merger = Merger::new(Verb::Enqueue, session, lanes, false, move |_, _, items| {
+            let _ = told.send(items.len());
+            Box::pin(std::future::pending::<Result<Vec<()>>>())
+        });
+        for items in entries {
+            let (merger, items) = (Arc::clone(&merger), vec![(); *items]);
+            tokio::spawn(async move { merger.submit(items, 0).await });
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+        }
+        let mut sent = Vec::new();
+        while let Ok(items) = calls.try_recv() {
+            sent.push(items);
+        }
+        sent
+    }
+
+    #[tokio::test]
+    async fn few_items_wait_to_be_merged_and_many_go_beside() {
+        assert_eq!(under_way(2, &[1; 50]).await, [1]);
+        assert_eq!(under_way(2, &[1, BESIDE - 1]).await, [1]);
+        assert_eq!(under_way(2, &[1, BESIDE - 1, 1]).await, [1, BESIDE]);
+        assert_eq!(under_way(2, &[BESIDE; 5]).await, [BESIDE; 2]);
+        assert_eq!(under_way(1, &[BESIDE; 5]).await, [BESIDE]);
     }
 }

@@ -32,6 +32,7 @@ pub(crate) mod prune;
 // What the verbs above share.
 pub(crate) mod lane;
 pub(crate) mod merge;
+pub(crate) mod nap;
 pub(crate) mod pool;
 
 use std::sync::Arc;

@@ -18,13 +18,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::Instrument as _;
+use tracing::instrument::Instrumented;
 
 use super::fence::{Held, HeldLease, Stop};
 use super::pool::{Pool, Run};
-use super::settle::{self, Times};
+use super::settle::{self, Tally, Times};
 use crate::clock::monotonic;
 use crate::context::Context;
-use crate::handler::{Failure, Running};
+use crate::handler::{AnyHandler, Failure, Running};
 use crate::observe::{Event, trace};
 
 /// Handlers that end at once could keep a slot from ever giving way to the other tasks of its
@@ -43,6 +44,8 @@ pub(crate) enum Ran {
     TimedOut(Duration),
     /// The handler was told to stop and did not, so it was dropped.
     Dropped,
+    /// The lease was over before it arrived, as short as this.
+    TooShort(Duration),
     /// No handler knows the job's kind.
     UnknownKind,
 }
@@ -50,49 +53,150 @@ pub(crate) enum Ran {
 /// One slot: works leases until the pool drains.
 pub(crate) async fn slot(pool: Arc<Pool>, number: usize) {
     pool.busy.fetch_add(1, Ordering::AcqRel);
-    let mut streak: usize = 0;
-    let clock = || pool.clock.stamp(monotonic());
-    let mut since = clock();
-    // The end of one run is the start of the next, if nothing came between.
-    let mut now = since;
+    let mut turn = Turn::begin(&pool);
+    let mut done = Tally::of(number);
     let mut own: Option<Arc<Run>> = None;
+    let mut next = None;
     loop {
-        let mut next = pool.take(&mut own);
-        if next.is_none() {
-            next = pool.next(&mut own).await;
-            (since, streak) = (clock(), 0);
-            now = since;
-        }
-        let Some((held, index)) = own.as_ref().zip(next) else {
-            break;
-        };
-        now = work(&pool, held, index, number, now).await;
-        streak += 1;
-        if now - since >= GIVE_WAY_AFTER || streak == GIVE_WAY_EVERY {
-            tokio::task::yield_now().await;
-            (since, streak) = (clock(), 0);
-            now = since;
+        let pause = std::future::poll_fn(|cx| {
+            let pause = go_on(&pool, &mut own, next.take(), &mut turn, &mut done, cx);
+            done.tell(&pool.outbox);
+            Poll::Ready(pause)
+        });
+        match pause.await {
+            Pause::Nothing => {
+                next = pool.next(&mut own).await;
+                if next.is_none() {
+                    break;
+                }
+                turn = Turn::begin(&pool);
+            }
+            Pause::GiveWay => {
+                tokio::task::yield_now().await;
+                turn = Turn::begin(&pool);
+            }
+            Pause::Waits(handler) => {
+                let Handler {
+                    held,
+                    index,
+                    started,
+                    running,
+                } = handler;
+                let ran = attend(&pool, &held, index, running, pool.clock.instant(started)).await;
+                turn.now = end(&pool, &held, index, ran, started, &mut done);
+            }
         }
     }
     pool.busy.fetch_sub(1, Ordering::AcqRel);
 }
 
-/// Works one lease from a moment of the pool's clock on, and tells when it was done.
-async fn work(pool: &Pool, held: &Arc<Run>, index: usize, slot: usize, started: u64) -> u64 {
+/// What a slot did since it last gave way.
+struct Turn {
+    since: u64,
+    /// The end of one run is the start of the next, if nothing came between.
+    now: u64,
+    leases: usize,
+}
+
+impl Turn {
+    fn begin(pool: &Pool) -> Self {
+        let now = pool.clock.stamp(monotonic());
+        Self {
+            since: now,
+            now,
+            leases: 0,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.now - self.since >= GIVE_WAY_AFTER || self.leases >= GIVE_WAY_EVERY
+    }
+}
+
+/// Why a slot does not go on.
+enum Pause<'a> {
+    /// No lease waits.
+    Nothing,
+    /// It has had its turn.
+    GiveWay,
+    /// A handler waits for something.
+    Waits(Handler<'a>),
+}
+
+/// A handler that did not end where it was first polled.
+struct Handler<'a> {
+    held: Arc<Run>,
+    index: usize,
+    started: u64,
+    running: Instrumented<Caught<'a>>,
+}
+
+/// Works lease after lease, as long as each handler ends where it is first polled.
+fn go_on<'a>(
+    pool: &'a Pool,
+    own: &mut Option<Arc<Run>>,
+    mut next: Option<usize>,
+    turn: &mut Turn,
+    done: &mut Tally,
+    cx: &mut Poller<'_>,
+) -> Pause<'a> {
+    while !turn.is_over() {
+        let next = next.take().or_else(|| pool.take(own));
+        let Some((held, index)) = own.as_ref().zip(next) else {
+            return Pause::Nothing;
+        };
+        turn.leases += 1;
+        let Some(begun) = begin(pool, held, index, turn.now, cx) else {
+            continue;
+        };
+        match begun {
+            Ok(ran) => turn.now = end(pool, held, index, ran, turn.now, done),
+            Err(running) => {
+                return Pause::Waits(Handler {
+                    held: Arc::clone(held),
+                    index,
+                    started: turn.now,
+                    running,
+                });
+            }
+        }
+    }
+    Pause::GiveWay
+}
+
+/// Whether the job's own term or lifetime is what was too short for the answer to the claim: with
+/// the queue's it would have been worked.
+fn is_too_short(pool: &Pool, held: &Run) -> bool {
+    held.came_late && held.grant.granted < pool.queues[held.queue].terms.term
+}
+
+/// Begins to work a lease, and polls its handler once. None: it was handed in without one.
+fn begin<'a>(
+    pool: &'a Pool,
+    held: &Arc<Run>,
+    index: usize,
+    now: u64,
+    cx: &mut Poller<'_>,
+) -> Option<Result<Ran, Instrumented<Caught<'a>>>> {
     let lease = &held.leases[index];
-    if lease.stopped().is_some() || held.is_over(started) || pool.draining() {
+    if lease.stopped().is_some() || held.is_over(now) || pool.draining() {
         // Lost or cancelled while it waited for a slot or for the answer to its claim, or too late
         // for this worker.
-        settle::hand_in(pool, held, index, Ran::Dropped, slot, Times::default());
-        return started;
+        let ran = if is_too_short(pool, held) && !pool.draining() {
+            Ran::TooShort(held.grant.granted)
+        } else {
+            Ran::Dropped
+        };
+        settle::hand_in(pool, held, index, ran, Times::default());
+        return None;
     }
     let Some(kind) = lease.kind.map(|kind| &pool.kinds[kind]) else {
         let (queue, job) = (&held.grant.queue, &*lease.job);
         pool.observers.emit(|| Event::UnknownKind { queue, job });
-        settle::hand_in(pool, held, index, Ran::UnknownKind, slot, Times::default());
-        return started;
+        settle::hand_in(pool, held, index, Ran::UnknownKind, Times::default());
+        return None;
     };
-    held.start(index, started);
+    held.start(index, now);
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
     pool.observers.emit(|| Event::Started { queue, job, token });
 
@@ -102,23 +206,60 @@ async fn work(pool: &Pool, held: &Arc<Run>, index: usize, slot: usize, started: 
         attempt = job.attempt()
     );
     trace::link(&span, &job.headers);
-    let ran = match caught(|| span.in_scope(|| kind.handler.start(ctx))) {
-        Err(panic) => Ran::Panicked(panic),
-        Ok(Err(failure)) => Ran::Returned(Err(failure)),
-        Ok(Ok(running)) => {
-            let running = Caught(running).instrument(span);
-            let started = pool.clock.instant(started);
-            attend(pool, held, index, running, started).await
-        }
-    };
+    let first = span.in_scope(|| poll_first(&*kind.handler, ctx, cx));
+    Some(first.map_err(|running| Caught(running).instrument(span)))
+}
 
-    let waited = held.granted_at().since(job.run_at) + held.age(started);
+/// Starts a handler and polls it once. Returns it if it did not end.
+fn poll_first<'a>(
+    handler: &'a dyn AnyHandler,
+    ctx: Context,
+    cx: &mut Poller<'_>,
+) -> Result<Ran, Running<'a>> {
+    // Outside of what is caught: a panic must not drop it on its way.
+    let (mut running, mut ran) = (None, None);
+    let caught = caught(|| match handler.start(ctx) {
+        Err(failure) => ran = Some(Ran::Returned(Err(failure))),
+        Ok(started) => {
+            let started: &mut Running<'a> = running.insert(started);
+            if let Poll::Ready(result) = started.as_mut().poll(cx) {
+                ran = Some(Ran::Returned(result));
+                running = None;
+            }
+        }
+    });
+    match (caught, ran, running) {
+        (Ok(()), None, Some(running)) => Err(running),
+        (Ok(()), Some(ran), _) => Ok(ran),
+        (Err(panic), Some(ran), _) => {
+            tracing::warn!(panic, "a handler panicked as it was dropped");
+            Ok(ran)
+        }
+        (Err(panic), None, running) => {
+            drop(running.map(Caught));
+            Ok(Ran::Panicked(panic))
+        }
+        (Ok(()), None, None) => unreachable!("it ended, or it is there"),
+    }
+}
+
+/// A handler has ended. Tells when.
+fn end(
+    pool: &Pool,
+    held: &Arc<Run>,
+    index: usize,
+    ran: Ran,
+    started: u64,
+    done: &mut Tally,
+) -> u64 {
+    let waited = held.granted_at().since(held.leases[index].job.run_at) + held.age(started);
     let ended = pool.clock.stamp(monotonic()).max(started);
     let times = Times {
         waited: Some(waited),
         ran: Duration::from_nanos(ended - started),
     };
-    settle::hand_in(pool, held, index, ran, slot, times);
+    settle::hand_in(pool, held, index, ran, times);
+    done.add(&pool.outbox, held.queue, times.ran);
     ended
 }
 
@@ -136,7 +277,7 @@ pub(crate) async fn alone(held: Arc<Run>, index: usize) -> Ran {
     }
 }
 
-/// Polls the handler once, and attends to its bell and its clock only if it did not end there.
+/// Attends to a handler that waits for something: to its bell and its clock.
 async fn attend(
     pool: &Pool,
     held: &Held,
@@ -147,10 +288,6 @@ async fn attend(
     let lease = &held.leases[index];
     // The span's wrapper is not `Unpin`; the handler stays where it is from here on.
     let mut running = std::pin::pin!(running);
-    let first = std::future::poll_fn(|cx| Poll::Ready(running.as_mut().poll(cx))).await;
-    if let Poll::Ready(ran) = first {
-        return ran;
-    }
     pool.wake_another();
     let timeout = lease
         .job

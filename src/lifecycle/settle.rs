@@ -9,7 +9,7 @@
 //! Before: [`run`](super::run) ended. After: the job is completed, waits, or is dead.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use tracing::Instrument as _;
 
 use super::fence::{Held, HeldLease, Stop};
 use super::lane::{Answer, Lane};
+use super::nap::Nap;
 use super::pool::{Pool, PoolQueue, Run};
 use super::run::{Ran, caught};
 use crate::clock::monotonic;
@@ -30,8 +31,10 @@ use crate::observe::Event;
 use crate::observe::metrics::{KindMeter, Release};
 use crate::store::{Outcome, RequestId, SettleRequest, Settlement};
 
-/// As many leases of some slots are worth a call at once.
-const BATCH: u64 = 512;
+/// As many leases of some slots are worth a call at once. At the pace at which so many gather in less
+/// than [`GATHER`] there are claims all the time, which take them along; a call of their own would
+/// only meet those in the store.
+const BATCH: u64 = 4_096;
 
 /// How long the first settlement waits for others while the slots are busy.
 const GATHER: Duration = Duration::from_millis(1);
@@ -51,7 +54,7 @@ pub(crate) struct Outbox {
     waiting: Mutex<Waiting>,
     counts: Box<[Count]>,
     /// Whoever hands in a lease while the settler sleeps wakes it.
-    asleep: AtomicBool,
+    nap: Nap,
     /// Rings when something waits to be settled.
     soon: Notify,
     /// Rings when it should not wait any longer.
@@ -218,6 +221,43 @@ pub(crate) struct Times {
     pub(crate) ran: Duration,
 }
 
+/// Handlers of one slot that have ended, and are not counted yet.
+pub(crate) struct Tally {
+    slot: usize,
+    queue: usize,
+    finished: u64,
+    busy: Duration,
+}
+
+impl Tally {
+    pub(crate) fn of(slot: usize) -> Self {
+        Self {
+            slot,
+            queue: 0,
+            finished: 0,
+            busy: Duration::ZERO,
+        }
+    }
+
+    /// A handler for a job of this queue has ended.
+    pub(crate) fn add(&mut self, outbox: &Outbox, queue: usize, ran: Duration) {
+        if self.queue != queue {
+            self.tell(outbox);
+            self.queue = queue;
+        }
+        self.finished += 1;
+        self.busy += outbox.unmeasured(ran);
+    }
+
+    /// Has them counted: once for many, because other slots may count in the same memory.
+    pub(crate) fn tell(&mut self, outbox: &Outbox) {
+        if self.finished > 0 {
+            outbox.count(self);
+            (self.finished, self.busy) = (0, Duration::ZERO);
+        }
+    }
+}
+
 impl Outbox {
     pub(crate) fn new(lane: Lane, slots: usize, queues: usize) -> Self {
         let count = || Count {
@@ -227,7 +267,7 @@ impl Outbox {
         Self {
             waiting: Mutex::default(),
             counts: (0..slots.min(16)).map(|_| count()).collect(),
-            asleep: AtomicBool::new(true),
+            nap: Nap::begun(),
             soon: Notify::new(),
             now: Notify::new(),
             measured: Mutex::new(monotonic()),
@@ -275,23 +315,19 @@ impl Outbox {
         }
     }
 
-    /// Counts a handler that has ended.
-    fn count(&self, slot: usize, queue: usize, times: Times) {
-        if times.waited.is_none() {
-            return;
-        }
-        let count = &self.counts[slot % self.counts.len()];
-        let finished = count.finished.fetch_add(1, Ordering::Relaxed) + 1;
-        let busy = self.unmeasured(times.ran).as_nanos() as u64;
-        count.busy[queue].fetch_add(busy, Ordering::Relaxed);
-        if finished.is_multiple_of(BATCH) {
+    /// Counts handlers that have ended.
+    fn count(&self, done: &Tally) {
+        let count = &self.counts[done.slot % self.counts.len()];
+        let before = count.finished.fetch_add(done.finished, Ordering::Relaxed);
+        count.busy[done.queue].fetch_add(done.busy.as_nanos() as u64, Ordering::Relaxed);
+        if before / BATCH != (before + done.finished) / BATCH {
             self.now.notify_one();
         }
     }
 
     /// Something has been handed in.
     fn ring(&self) {
-        if self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst) {
+        if self.nap.end() {
             self.soon.notify_one();
         }
     }
@@ -313,7 +349,7 @@ impl Outbox {
 
     /// What has been handed in should not wait any longer. If the settler sleeps, nothing has.
     pub(crate) fn flush(&self) {
-        if !self.asleep.load(Ordering::SeqCst) {
+        if !self.nap.is_asleep() {
             self.now.notify_one();
         }
     }
@@ -426,13 +462,10 @@ pub(crate) async fn settler(pool: Arc<Pool>) {
         }
         loop {
             let lane = Arc::clone(&outbox.lane).lock_owned().await;
-            // First this, then the look: whoever is not seen here sees this, and rings.
-            outbox.asleep.store(true, Ordering::SeqCst);
-            let batch = outbox.take();
-            if batch.is_empty() {
+            let left = || Some(outbox.take()).filter(|batch| !batch.is_empty());
+            let Some(batch) = outbox.nap.unless(left) else {
                 break;
-            }
-            outbox.asleep.store(false, Ordering::SeqCst);
+            };
             Ride { lane, batch }.send(&pool).await;
         }
     }
@@ -581,14 +614,7 @@ impl Times {
 }
 
 /// A slot is done with a lease.
-pub(crate) fn hand_in(
-    pool: &Pool,
-    held: &Arc<Run>,
-    index: usize,
-    ran: Ran,
-    slot: usize,
-    times: Times,
-) {
+pub(crate) fn hand_in(pool: &Pool, held: &Arc<Run>, index: usize, ran: Ran, times: Times) {
     let at = held.queue;
     let lease = &held.leases[index];
     lease.hand_in();
@@ -597,7 +623,7 @@ pub(crate) fn hand_in(
     }
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
     if let Some(verdict) = lease.completed() {
-        completed(pool, held, index, &ran, slot, times, verdict);
+        completed(pool, held, index, &ran, times, verdict);
         let _ = caught(|| drop(ran));
         return;
     }
@@ -612,12 +638,11 @@ pub(crate) fn hand_in(
         }
         decide(job, &pool.queues[at], ran, stopped, token, fastrand::f64)
     };
-    // A failure's words are its author's code, and so is what happens when it is dropped.
-    let outcome = caught(|| outcome_of(ran));
-    let mut outcome = outcome.unwrap_or_else(|panic| outcome_of(Ran::Panicked(panic)));
-    if let Some(Outcome::Complete { result }) = &mut outcome {
-        *result = lease.result();
-    }
+    let outcome = match ran {
+        Ran::Returned(Ok(())) if !is_lost => Some(completion(lease)),
+        // A failure's words are its author's code, and so is what happens when it is dropped.
+        ran => caught(|| outcome_of(ran)).unwrap_or_else(|panic| outcome_of(Ran::Panicked(panic))),
+    };
     let run = times.ran;
     pool.observers.emit(|| Event::Finished {
         queue,
@@ -626,7 +651,6 @@ pub(crate) fn hand_in(
         run,
         outcome: outcome.as_ref(),
     });
-    pool.outbox.count(slot, at, times);
     match outcome {
         None => {
             if !is_lost {
@@ -642,16 +666,7 @@ pub(crate) fn hand_in(
 
 /// A slot is done with a lease that its handler has completed in a transaction of its own: there is
 /// nothing left to settle, whatever the handler did afterwards.
-fn completed(
-    pool: &Pool,
-    held: &Held,
-    index: usize,
-    ran: &Ran,
-    slot: usize,
-    times: Times,
-    verdict: Verdict,
-) {
-    let at = held.queue;
+fn completed(pool: &Pool, held: &Held, index: usize, ran: &Ran, times: Times, verdict: Verdict) {
     let lease = &held.leases[index];
     let outcome = completion(lease);
     let (queue, job, token, run) = (&held.grant.queue, &*lease.job, lease.token, times.ran);
@@ -665,7 +680,6 @@ fn completed(
         run,
         outcome: Some(&outcome),
     });
-    pool.outbox.count(slot, at, times);
     let release = Release::at(held, monotonic());
     close_one(pool, held, index, &outcome, verdict, release);
 }
@@ -700,6 +714,11 @@ fn decide(
         Ran::Panicked(reason) => failed(reason),
         Ran::TimedOut(limit) => failed(format!("timed out after {limit:?}")),
         Ran::Dropped => surrender(Duration::ZERO),
+        // Handed back, it would be claimed again at once, and come too late again.
+        Ran::TooShort(granted) => failed(format!(
+            "its lease of {granted:?} was over before it arrived; \
+             the job's own term or lifetime is too short for this store"
+        )),
         Ran::UnknownKind => surrender(UNKNOWN_KIND_DELAY),
     })
 }

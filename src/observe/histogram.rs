@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ::metrics::{
@@ -175,6 +175,8 @@ struct Row {
     counts: [AtomicU64; BOUNDS + 1],
     /// The bits of a float.
     sum: AtomicU64,
+    /// Where the last value of the thread fell: the next mostly falls there too.
+    last: AtomicUsize,
 }
 
 impl Row {
@@ -235,15 +237,33 @@ impl Sorted {
     }
 
     fn add(&self, value: f64, times: u64) {
-        // What is no number is below no bound.
-        let above = |bound: &f64| value > *bound || value.is_nan();
-        let place = self.bounds.partition_point(above);
         let more = value * times as f64;
         // A thread that is about to end has none any longer.
         match SEAT.try_with(|seat| seat.0) {
-            Ok(seat) if seat < SEATS => self.rows[seat].add_alone(place, times, more),
-            _ => self.rows[SEATS].add(place, times, more),
+            Ok(seat) if seat < SEATS => {
+                let row = &self.rows[seat];
+                let mut place = row.last.load(Ordering::Relaxed);
+                if !self.fits(value, place) {
+                    place = self.place(value);
+                    row.last.store(place, Ordering::Relaxed);
+                }
+                row.add_alone(place, times, more);
+            }
+            _ => self.rows[SEATS].add(self.place(value), times, more),
         }
+    }
+
+    /// The place of the first bound that is not below the value.
+    fn place(&self, value: f64) -> usize {
+        // What is no number is below no bound.
+        let above = |bound: &f64| value > *bound || value.is_nan();
+        self.bounds.partition_point(above)
+    }
+
+    /// Whether a value that is not above all bounds falls there.
+    fn fits(&self, value: f64, place: usize) -> bool {
+        let above_last = place == 0 || value > self.bounds[place - 1];
+        above_last && self.bounds.get(place).is_some_and(|bound| value <= *bound)
     }
 
     fn write(&self, name: &str, labels: &str, text: &mut String) {

@@ -211,7 +211,7 @@ impl Actor {
             waited: Some(Duration::ZERO),
             ran: Duration::ZERO,
         };
-        settle::hand_in(&self.pool, &self.held, self.index, ran, 0, times);
+        settle::hand_in(&self.pool, &self.held, self.index, ran, times);
         if let Some(ride) = self.pool.outbox.ride() {
             ride.send(&self.pool).await;
         }

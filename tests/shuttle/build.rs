@@ -1,9 +1,10 @@
-//! Makes three copies of `src/lifecycle/fence.rs`, with shuttle's locks and atomics in place of the
-//! standard library's: the shipped code, and two with a flaw.
+//! Makes copies of `src/lifecycle/fence.rs` and `nap.rs`, with shuttle's locks and atomics in place of
+//! the standard library's: the shipped code, and some with a flaw.
 
 use std::{env, fs, path::Path};
 
-const SHIPPED: &str = "../../src/lifecycle/fence.rs";
+const FENCE: &str = "../../src/lifecycle/fence.rs";
+const NAP: &str = "../../src/lifecycle/nap.rs";
 
 /// Listening does not look whether there was a reason to stop before.
 const DEAF: (&str, &str) = (
@@ -17,21 +18,50 @@ const TWICE: (&str, &str) = (
     "{ let was = self.has_ended(); self.ended.store(true, Ordering::Release); !was }",
 );
 
+/// The settler looks for what was left, and says then that it sleeps.
+const LATE: (&str, &str) = (
+    "self.asleep.store(true, Ordering::SeqCst);
+        let left = left()?;",
+    "let left = left();
+        self.asleep.store(true, Ordering::SeqCst);
+        let left = left?;",
+);
+
+/// Whoever leaves something does not wake the settler.
+const QUIET: (&str, &str) = (
+    "self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst)",
+    "self.asleep.swap(false, Ordering::SeqCst) && false",
+);
+
 fn main() {
-    println!("cargo::rerun-if-changed={SHIPPED}");
-    let text = fs::read_to_string(SHIPPED).expect("the shipped file");
-    let (code, _tests) = text.split_once("#[cfg(test)]").expect("code, then tests");
+    let fence = copy("fence", FENCE);
+    let nap = copy("nap", NAP);
+    for (name, code, (right, wrong)) in [
+        ("deaf", &fence, DEAF),
+        ("twice", &fence, TWICE),
+        ("late", &nap, LATE),
+        ("quiet", &nap, QUIET),
+    ] {
+        let flawed = code.replace(right, wrong);
+        assert_ne!(flawed, *code, "{name}: the line to be broken is not there");
+        write(name, &flawed);
+    }
+}
+
+fn copy(name: &str, shipped: &str) -> String {
+    println!("cargo::rerun-if-changed={shipped}");
+    let text = fs::read_to_string(shipped).expect("the shipped file");
+    let code = text.split("#[cfg(test)]").next().expect("code, then tests");
     // What is included cannot begin with the documentation of a file.
     let lines = code.lines().filter(|line| !line.starts_with("//!"));
     let code = lines.collect::<Vec<_>>().join("\n");
     let code = code.replace("std::sync::", "crate::sync::");
     assert!(!code.contains("std::sync"));
+    write(name, &code);
+    code
+}
+
+fn write(name: &str, code: &str) {
     let out = env::var_os("OUT_DIR").expect("set by cargo");
-    let write = |name: &str, code: &str| fs::write(Path::new(&out).join(name), code).expect(name);
-    write("shipped.rs", &code);
-    for (name, (right, wrong)) in [("deaf.rs", DEAF), ("twice.rs", TWICE)] {
-        let flawed = code.replace(right, wrong);
-        assert_ne!(flawed, code, "{name}: the line to be broken is not there");
-        write(name, &flawed);
-    }
+    fs::write(Path::new(&out).join(format!("{name}.rs")), code).expect("written");
 }

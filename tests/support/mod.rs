@@ -8,8 +8,9 @@ pub(crate) mod proxy;
 #[cfg(all(unix, feature = "redis"))]
 pub(crate) mod redis;
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use leasehold::inspect::{Query, View};
@@ -29,6 +30,8 @@ pub(crate) enum Fate {
     LoseRequest,
     /// The request is applied, and its reply does not arrive.
     LoseReply,
+    /// The reply takes this long.
+    Late(Duration),
     /// The reply never comes.
     Hang,
     /// The store says no, for certain, and will say so again.
@@ -42,6 +45,11 @@ impl Fate {
             Self::Pass => call.await,
             Self::LoseRequest => Err(lost()),
             Self::LoseReply => call.await.and_then(|_| Err(lost())),
+            Self::Late(by) => {
+                let reply = call.await;
+                tokio::time::sleep(by).await;
+                reply
+            }
             Self::Hang => std::future::pending().await,
             Self::Refuse => Err(Error::new(ErrorKind::Denied, "no").during(verb)),
         }
@@ -75,6 +83,15 @@ pub(crate) struct Calls {
     pub(crate) renewed_leases: AtomicUsize,
     pub(crate) settle: AtomicUsize,
     pub(crate) checkpoint: AtomicUsize,
+    /// The lanes of claims and settlements.
+    pub(crate) lanes: Mutex<BTreeSet<u32>>,
+}
+
+impl Calls {
+    fn came_by(&self, lane: u32) {
+        let lanes = self.lanes.lock();
+        lanes.unwrap_or_else(PoisonError::into_inner).insert(lane);
+    }
 }
 
 impl Faulty {
@@ -125,6 +142,7 @@ impl Store for Faulty {
 
     async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
         self.calls.claim.fetch_add(1, Ordering::SeqCst);
+        self.calls.came_by(request.request.lane);
         let mut claimed = self.meet(Verb::Claim, self.inner.claim(request)).await?;
         for grant in &mut claimed.grants {
             grant.granted *= self.overstate;
@@ -155,6 +173,7 @@ impl Store for Faulty {
 
     async fn settle(&self, request: SettleRequest) -> Result<Vec<Verdict>> {
         self.calls.settle.fetch_add(1, Ordering::SeqCst);
+        self.calls.came_by(request.request.lane);
         self.meet(Verb::Settle, self.inner.settle(request)).await
     }
 

@@ -1,8 +1,8 @@
 //! Renew ∥ settle ∥ cancel ∥ drain ∥ drop on what a worker's threads share, in schedules that shuttle
 //! chooses, one step of a lock or an atomic at a time.
 //!
-//! The code is the shipped `lifecycle/fence.rs`; `build.rs` gives it shuttle's locks and atomics.
-//! Two copies have a flaw each, and must be caught. Shuttle's memory is sequentially consistent:
+//! The code is the shipped `lifecycle/fence.rs` and `nap.rs`; `build.rs` gives them shuttle's locks and
+//! atomics. Four copies have a flaw each, and must be caught. Shuttle's memory is sequentially consistent:
 //! what weaker orderings would allow is not seen here, and is why the shipped code has a fence where
 //! two threads look at each other's flags.
 //!
@@ -115,7 +115,7 @@ fn grant() -> lease::Grant {
                 let new = NewJob::raw(QueueName::default(), kind, bytes::Bytes::new());
                 (leasehold::JobId::generate(), new)
             };
-            let jobs = vec![job(), job()];
+            let jobs = vec![job(), job()].into();
             let request = name(1);
             let enqueue = EnqueueRequest { request, jobs };
             store.enqueue(enqueue).await.expect("stored");
@@ -141,12 +141,16 @@ fn grant() -> lease::Grant {
     GRANT.get_or_init(make).clone()
 }
 
-/// A copy of the shipped file with what it needs, and the plays.
+/// A copy of the shipped files with what it needs, and the plays.
 macro_rules! copy {
-    ($name:ident, $file:literal) => {
+    ($name:ident, $fence:literal, $nap:literal) => {
         mod $name {
             pub(crate) mod fence {
-                include!(concat!(env!("OUT_DIR"), "/", $file));
+                include!(concat!(env!("OUT_DIR"), "/", $fence));
+            }
+
+            pub(crate) mod nap {
+                include!(concat!(env!("OUT_DIR"), "/", $nap));
             }
 
             pub(crate) mod pool {
@@ -191,9 +195,11 @@ macro_rules! copy {
     };
 }
 
-copy!(shipped, "shipped.rs");
-copy!(deaf, "deaf.rs");
-copy!(twice, "twice.rs");
+copy!(shipped, "fence.rs", "nap.rs");
+copy!(deaf, "deaf.rs", "nap.rs");
+copy!(twice, "twice.rs", "nap.rs");
+copy!(late, "fence.rs", "late.rs");
+copy!(quiet, "fence.rs", "quiet.rs");
 
 /// Schedules of each play.
 fn schedules() -> usize {
@@ -230,7 +236,14 @@ fn progress_that_is_shown_meanwhile_is_not_taken_for_seen() {
 }
 
 #[test]
+fn no_lease_is_left_lying_while_the_settler_sleeps() {
+    explore(shipped::settle);
+}
+
+#[test]
 fn flaws_are_found() {
     assert!(catches(deaf::listen), "deaf");
     assert!(catches(twice::end), "twice");
+    assert!(catches(late::settle), "late");
+    assert!(catches(quiet::settle), "quiet");
 }

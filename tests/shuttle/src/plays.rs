@@ -4,6 +4,7 @@ use std::time::Duration;
 use shuttle::thread;
 
 use fence::{Board, Held, HolderClock, Stop};
+use nap::Nap;
 use pool::Pool;
 
 const GUARD: Duration = Duration::from_millis(50);
@@ -119,4 +120,73 @@ pub(crate) fn progress() {
     let left = held.unseen_progress(0);
     // Either it was sent with the renewal, or it is still to be sent; the first never stays.
     assert!(left.is_none_or(|left| left.done == 2), "an old one is left");
+}
+
+/// What the settler sleeps on: it keeps one ring for later.
+#[derive(Default)]
+struct Soon {
+    rings: crate::sync::Mutex<bool>,
+    rung: crate::sync::Condvar,
+}
+
+impl Soon {
+    fn ring(&self) {
+        *self.rings.lock().unwrap() = true;
+        self.rung.notify_one();
+    }
+
+    fn heard(&self) {
+        let mut rings = self.rings.lock().unwrap();
+        while !*rings {
+            rings = self.rung.wait(rings).unwrap();
+        }
+        *rings = false;
+    }
+}
+
+/// Two slots leave a lease each, while a claim takes along what it finds and the settler looks and
+/// sleeps. If one is left lying, the settler never wakes, which shuttle reports.
+pub(crate) fn settle() {
+    let (_pool, held) = held();
+    let (nap, soon) = (Arc::new(Nap::begun()), Arc::new(Soon::default()));
+    // Only one takes at a time; this is how many were taken.
+    let taken = Arc::new(crate::sync::Mutex::new(0));
+    let take = {
+        let (held, taken) = (Arc::clone(&held), Arc::clone(&taken));
+        move || {
+            let mut taken = taken.lock().unwrap();
+            let left = held.leases.iter().filter(|lease| lease.take_along()).count();
+            *taken += left;
+            (left > 0).then_some(*taken)
+        }
+    };
+    let slots = [0, 1].map(|index| {
+        let (held, nap, soon) = (Arc::clone(&held), Arc::clone(&nap), Arc::clone(&soon));
+        spawn(move || {
+            held.leases[index].hand_in();
+            held.leases[index].leave();
+            if nap.end() {
+                soon.ring();
+            }
+        })
+    });
+    let claims = {
+        let (take, soon) = (take.clone(), Arc::clone(&soon));
+        spawn(move || {
+            if take() == Some(2) {
+                // Nothing is left for the settler, whose part is over.
+                soon.ring();
+            }
+        })
+    };
+    let settles = spawn(move || {
+        while *taken.lock().unwrap() < 2 {
+            soon.heard();
+            while nap.unless(&take).is_some() {}
+        }
+    });
+    slots.into_iter().for_each(|slot| slot.join().unwrap());
+    claims.join().unwrap();
+    settles.join().unwrap();
+    assert!(held.leases.iter().all(|lease| lease.is_gone()));
 }

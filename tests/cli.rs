@@ -6,6 +6,12 @@
 )]
 #![allow(clippy::unwrap_used, reason = "a test")]
 
+#[path = "support/postgres.rs"]
+mod postgres_server;
+#[allow(dead_code, unused_imports, reason = "other tests use more of it")]
+#[path = "support/redis/mod.rs"]
+mod redis_server;
+
 use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::process::{Command, Output, Stdio};
@@ -62,27 +68,35 @@ fn url(dir: &tempfile::TempDir) -> String {
 
 #[test]
 fn the_demo_loses_nothing_and_refuses_the_zombie() {
+    plays("a SQLite file", &["demo", "--json"]);
+}
+
+#[test]
+#[ignore = "needs redis-server: ./tests/run"]
+fn the_demo_plays_on_redis() {
+    let server = redis_server::Standalone::start(&[]);
+    plays("Redis", &["demo", "--json", "--url", server.url()]);
+}
+
+#[test]
+#[ignore = "needs postgresql: ./tests/run"]
+fn the_demo_plays_on_postgres() {
+    let server = postgres_server::Server::start(&["fsync=off"]);
+    plays("PostgreSQL", &["demo", "--json", &server.url()]);
+}
+
+#[test]
+fn workers_of_the_demo_cannot_share_memory() {
+    refused(&["demo", "memory:"], 2, "memory");
+}
+
+fn plays(place: &str, args: &[&str]) {
     let began = Instant::now();
-    let output = run(&["demo", "--json"]);
+    let output = run(args);
     let took = began.elapsed();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(took < PATIENCE, "{took:?}");
     let result = json(&output);
-    let expected = [
-        "granted",
-        "completed",
-        "retried",
-        "surrendered",
-        "buried",
-        "cancelled",
-        "expired",
-        "revoked",
-        "live",
-        "lost",
-        "stale_refused",
-    ];
-    assert_eq!(keys(&result), BTreeSet::from(expected));
-    let count = |key: &str| result[key].as_u64().unwrap();
     let ended = [
         "completed",
         "retried",
@@ -93,12 +107,17 @@ fn the_demo_loses_nothing_and_refuses_the_zombie() {
         "revoked",
         "live",
     ];
+    let expected = ended
+        .into_iter()
+        .chain(["granted", "lost", "stale_refused"]);
+    assert_eq!(keys(&result), expected.collect());
+    let count = |key: &str| result[key].as_u64().unwrap();
     assert_eq!(count("granted"), ended.map(count).iter().sum::<u64>());
     assert_eq!((count("lost"), count("live")), (0, 0));
     assert!(count("stale_refused") > 0);
     // At least two leases each, of the killed worker and of the frozen one.
     assert!(count("expired") >= 4, "{result}");
-    for says in ["SIGKILL", "SIGSTOP", "FENCED"] {
+    for says in [place, "SIGKILL", "SIGSTOP", "FENCED"] {
         assert!(stderr(&output).contains(says), "{says}");
     }
 }

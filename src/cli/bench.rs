@@ -8,12 +8,12 @@ use serde_json::json;
 
 use super::bench_raw::{self, Rates};
 use super::bench_run::{self, Waits};
-use super::scratch::Scratch;
+use super::scratch::{self, Scratch};
 use super::{Cli, Done, Trouble, out};
 use crate::client::Client;
-use crate::job::{JobId, JobState, Namespace, limits};
+use crate::job::{Namespace, limits};
 use crate::observe::prometheus::Exporter;
-use crate::store::{Command, MemoryStore, Select};
+use crate::store::MemoryStore;
 
 /// Rounds of bare engine and worker, in turn: the machine's mood hits both.
 const ROUNDS: usize = 3;
@@ -138,39 +138,27 @@ async fn measure(args: &Args, target: &Target) -> Result<Report, Trouble> {
     report.waits = bench_run::waits(&client, slots, payload).await?;
     report.lost += report.waits.lost;
     report.duplicates += report.waits.duplicates;
-    purge(&client).await?;
+    scratch::purge(&client, "bench").await?;
     bar.finish_and_clear();
     Ok(report)
 }
 
 impl Target {
     fn of(url: &str) -> Result<Self, Trouble> {
-        let (address, query) = url.split_once('?').unwrap_or((url, ""));
-        let kept = query.split('&').filter(|pair| !pair.is_empty());
-        let kept = kept.filter(|pair| !pair.starts_with("namespace="));
-        let name = format!("bench-{}", JobId::generate());
-        let namespace = format!("namespace={name}");
-        let query: Vec<&str> = kept.chain([namespace.as_str()]).collect();
+        let (url, namespace) = scratch::apart(url, "bench")?;
+        let (address, query) = url.split_once('?').unwrap_or((&url, ""));
         let Some(path) = address.strip_prefix("sqlite:") else {
-            if address.starts_with("memory:") {
-                return Ok(Self::Memory);
-            }
             // The address may hold a password: only its scheme is shown.
             let scheme = address.split(':').next().unwrap_or_default();
-            if scheme.starts_with("redis") {
-                return Ok(Self::Redis {
-                    url: format!("{address}?{}", query.join("&")),
-                    namespace: Namespace::new(name)?,
-                });
-            }
-            if scheme.starts_with("postgres") {
-                let url = format!("{address}?{}", query.join("&"));
-                return Ok(Self::Postgres { url });
-            }
-            return Err(Trouble::Usage(format!(
-                "bench: cannot measure {scheme:?} stores; memory:, sqlite:, redis: and postgres: can \
-                 be measured"
-            )));
+            return match scheme {
+                "memory" => Ok(Self::Memory),
+                _ if scheme.starts_with("redis") => Ok(Self::Redis { url, namespace }),
+                _ if scheme.starts_with("postgres") => Ok(Self::Postgres { url }),
+                _ => Err(Trouble::Usage(format!(
+                    "bench: cannot measure {scheme:?} stores; memory:, sqlite:, redis: and postgres: \
+                     can be measured"
+                ))),
+            };
         };
         let path = path.strip_prefix("//").unwrap_or(path);
         let given = (!path.is_empty()).then(|| PathBuf::from(path));
@@ -184,8 +172,8 @@ impl Target {
         let scratch = Scratch::new(&parent, "leasehold-bench", false)?;
         let file = given.unwrap_or_else(|| scratch.path().join("store.db"));
         Ok(Self::Sqlite {
-            url: format!("sqlite://{}?{}", file.display(), query.join("&")),
-            full: !query.contains(&"synchronous=normal"),
+            url: format!("sqlite://{}?{query}", file.display()),
+            full: !query.split('&').any(|pair| pair == "synchronous=normal"),
             made: !file.exists(),
             file,
             scratch,
@@ -229,25 +217,6 @@ impl Target {
             }
         }
     }
-}
-
-/// Deletes whatever is left in the namespace.
-async fn purge(client: &Client) -> Done {
-    for view in client.queues().await? {
-        for state in JobState::ALL {
-            while view.counts.of(state) > 0 && state != JobState::Leased {
-                let purge = Command::Purge(Select::State {
-                    queue: view.queue.clone(),
-                    state,
-                    max: limits::CALL_ITEMS,
-                });
-                if client.control(purge, "bench", "measured").await?.done == 0 {
-                    break;
-                }
-            }
-        }
-    }
-    Ok(())
 }
 
 #[derive(Default)]

@@ -1,11 +1,10 @@
 //! `leasehold demo`: the promise, with real processes and real signals.
 //!
-//! Several workers share a SQLite file. One is killed with SIGKILL, one is frozen with SIGSTOP until
+//! Several workers share a store. One is killed with SIGKILL, one is frozen with SIGSTOP until
 //! its leases are somebody else's, and then woken. Nobody cleans up. At the end the ledger must
 //! balance, no job may be lost, and what the woken worker still believed must have been refused.
 
 use std::collections::HashSet;
-use std::path::Path;
 use std::time::Duration;
 
 use serde_json::json;
@@ -13,8 +12,8 @@ use serde_json::json;
 use super::demo_stage::{Gone, Stage};
 use super::demo_worker::Errand;
 use super::out::{self, Paint};
-use super::scratch::Scratch;
-use super::{Done, Trouble};
+use super::scratch::{self, Scratch};
+use super::{Cli, Done, Trouble};
 use crate::client::Client;
 use crate::clock::Timestamp;
 use crate::inspect::{self, LeaseView, Ledger, Page};
@@ -33,29 +32,42 @@ const FROZEN: usize = 3;
 /// with SIGSTOP past its term, wakes it, and shows how the leases expire and move to the others and
 /// how the store refuses what the woken worker still believes.
 ///
+/// With a URL it plays on that store, in a namespace of its own that is purged at the end.
+///
 /// Ends by itself after about ten seconds. Exit code 1 if a job was lost, the ledger does not
 /// balance, a lease is left over, or nothing stale was refused.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
+    /// The store; a temporary SQLite file, unless this or --url names another
+    #[arg(value_name = "URL")]
+    target: Option<String>,
+
     /// Print the result as one JSON object
     #[arg(long)]
     json: bool,
 
-    /// Keep the SQLite file
+    /// Keep the jobs, and the temporary SQLite file
     #[arg(long)]
     keep: bool,
 }
 
-pub(super) async fn run(args: &Args, json: bool) -> Done {
-    let scratch = Scratch::new(&std::env::temp_dir(), "leasehold-demo", args.keep)?;
-    let story = tell(scratch.path());
+pub(super) async fn run(args: &Args, cli: &Cli, json: bool) -> Done {
+    let place = match args.target.as_deref().or(cli.url.as_deref()) {
+        Some(url) => Place::in_store(url)?,
+        None => Place::in_a_file(args.keep)?,
+    };
+    let client = Client::open(&place.url).await?;
+    let story = tell(&client, &place);
     let ending = tokio::select! {
-        ending = story => ending?,
-        () = crate::worker::shutdown_signal() => return Err(Trouble::Failed("demo: interrupted".to_owned())),
+        ending = story => ending,
+        () = crate::worker::shutdown_signal() => Err(Trouble::Failed("demo: interrupted".to_owned())),
     };
     if args.keep {
-        out::note(&format!("kept {}", scratch.path().display()));
+        out::note(&format!("kept {}", place.name));
+    } else {
+        scratch::purge(&client, "demo").await?;
     }
+    let ending = ending?;
     if json || args.json {
         out::data(&ending.json())?;
     } else {
@@ -64,16 +76,63 @@ pub(super) async fn run(args: &Args, json: bool) -> Done {
     ending.verdict()
 }
 
-async fn tell(dir: &Path) -> Result<Ending, Trouble> {
+/// Where it plays.
+struct Place {
+    url: String,
+    name: String,
+    /// What `name` is, to people.
+    is: &'static str,
+    _file: Option<Scratch>,
+}
+
+impl Place {
+    fn in_a_file(keep: bool) -> Result<Self, Trouble> {
+        let scratch = Scratch::new(&std::env::temp_dir(), "leasehold-demo", keep)?;
+        let file = scratch.path().join("demo.db").display().to_string();
+        Ok(Self {
+            url: format!("sqlite://{file}"),
+            name: file,
+            is: "a SQLite file",
+            _file: Some(scratch),
+        })
+    }
+
+    fn in_store(url: &str) -> Result<Self, Trouble> {
+        let (mut url, namespace) = scratch::apart(url, "demo")?;
+        let scheme = url.split(':').next().unwrap_or_default();
+        let is = match scheme {
+            "memory" => {
+                return Err(Trouble::Usage(
+                    "demo: workers are processes, which cannot share a memory store".to_owned(),
+                ));
+            }
+            "sqlite" => "a SQLite file",
+            _ if scheme.starts_with("redis") => "Redis",
+            _ => "PostgreSQL",
+        };
+        if is == "Redis" {
+            // The story asks when a job was granted again.
+            url.push_str("&index=true");
+        }
+        Ok(Self {
+            url,
+            name: format!("namespace {namespace}"),
+            is,
+            _file: None,
+        })
+    }
+}
+
+async fn tell(client: &Client, place: &Place) -> Result<Ending, Trouble> {
     let queue = QueueName::new(Errand::QUEUE)?;
-    let url = format!("sqlite://{}", dir.join("demo.db").display());
-    let client = Client::open(&url).await?;
+    let url = place.url.clone();
     let mut stage = Stage::new(client.clone(), queue.clone(), url, WORKERS, SLOTS, TERM);
     stage.enqueue(FIRST).await?;
 
     stage.view.headline(&format!(
-        "{FIRST} jobs wait in a SQLite file; {WORKERS} worker processes start, {SLOTS} slots each, \
+        "{FIRST} jobs wait in {}; {WORKERS} worker processes start, {SLOTS} slots each, \
          leases of {}",
+        place.is,
         out::short(TERM),
     ));
     stage.start()?;
@@ -89,7 +148,7 @@ async fn tell(dir: &Path) -> Result<Ending, Trouble> {
         "worker {KILLED} is killed with SIGKILL while it holds {} leases",
         gone.leases.len()
     ));
-    let after_kill = taken_over(&mut stage, &client, &gone).await?;
+    let after_kill = taken_over(&mut stage, client, &gone).await?;
     stage.watch_for(Duration::from_millis(600)).await?;
 
     stage.enqueue(SECOND).await?;
@@ -100,7 +159,7 @@ async fn tell(dir: &Path) -> Result<Ending, Trouble> {
         gone.leases.len()
     ));
     stage.more_to_do = false;
-    let after_freeze = taken_over(&mut stage, &client, &gone).await?;
+    let after_freeze = taken_over(&mut stage, client, &gone).await?;
     stage.watch_for(Duration::from_millis(600)).await?;
 
     stage.view.headline(&format!(
@@ -122,7 +181,7 @@ async fn tell(dir: &Path) -> Result<Ending, Trouble> {
     stage.end().await;
 
     let ledger = stage.look().await?.ledger;
-    let completed = completed(&client, &queue).await?;
+    let completed = completed(client, &queue).await?;
     let jobs = &stage.jobs;
     let lost = jobs.iter().filter(|job| !completed.contains(job)).count();
     Ok(Ending {

@@ -157,7 +157,8 @@ impl Stage {
         for worker in 1..=self.states.len() {
             let mut child = Command::new(&program)
                 .arg("demo-worker")
-                .args(["--url", &self.url])
+                // It may hold a password, and everybody can read arguments.
+                .env("LEASEHOLD_URL", &self.url)
                 .args(["--owner", &owner(worker)])
                 .args(["--slots", &self.slots.to_string()])
                 .args(["--term-ms", &self.term.as_millis().to_string()])

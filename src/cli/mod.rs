@@ -12,7 +12,7 @@
 //! | `top`, `top_view` | `leasehold top` |
 //! | `shell` | `leasehold completions`, `leasehold man` |
 //! | `list`, `act`, `out` | how lists are read and printed, how things are done on record, how all is printed |
-//! | `exit`, `scratch` | how a command ends; a directory for what must not stay |
+//! | `exit`, `scratch` | how a command ends; a directory and a namespace for what must not stay |
 
 use std::process::ExitCode;
 
@@ -168,7 +168,7 @@ fn start(cli: &Cli) -> Done {
     let done = runtime.block_on(async {
         match &cli.command {
             #[cfg(unix)]
-            Command::Demo(args) => demo::run(args, json).await,
+            Command::Demo(args) => demo::run(args, cli, json).await,
             #[cfg(unix)]
             Command::DemoWorker(args) => demo_worker::run(args, cli.url()?).await,
             Command::Bench(args) => bench::run(args, cli, json).await,

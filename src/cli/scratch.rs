@@ -1,9 +1,11 @@
-//! A directory for what must not stay.
+//! A directory, and a namespace, for what must not stay.
 
 use std::path::{Path, PathBuf};
 
-use super::Trouble;
-use crate::job::JobId;
+use super::{Done, Trouble};
+use crate::client::Client;
+use crate::job::{JobId, JobState, Namespace, limits};
+use crate::store::{Command, Select};
 
 /// A directory that is gone with its guard.
 pub(super) struct Scratch {
@@ -30,4 +32,37 @@ impl Drop for Scratch {
             let _ = std::fs::remove_dir_all(&self.path);
         }
     }
+}
+
+/// The URL of the same store, in a namespace that nobody else has.
+pub(super) fn apart(url: &str, word: &str) -> Result<(String, Namespace), Trouble> {
+    let (address, query) = url.split_once('?').unwrap_or((url, ""));
+    let kept = query.split('&').filter(|pair| !pair.is_empty());
+    let kept = kept.filter(|pair| !pair.starts_with("namespace="));
+    let name = format!("{word}-{}", JobId::generate());
+    let namespace = format!("namespace={name}");
+    let query: Vec<&str> = kept.chain([namespace.as_str()]).collect();
+    Ok((
+        format!("{address}?{}", query.join("&")),
+        Namespace::new(name)?,
+    ))
+}
+
+/// Deletes whatever is left in the namespace.
+pub(super) async fn purge(client: &Client, word: &str) -> Done {
+    for view in client.queues().await? {
+        for state in JobState::ALL {
+            while view.counts.of(state) > 0 && state != JobState::Leased {
+                let purge = Command::Purge(Select::State {
+                    queue: view.queue.clone(),
+                    state,
+                    max: limits::CALL_ITEMS,
+                });
+                if client.control(purge, word, "over").await?.done == 0 {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(())
 }

@@ -99,7 +99,8 @@ impl Side {
     }
 
     async fn enqueue(&mut self, jobs: usize) {
-        let jobs = (0..jobs).map(|n| (JobId::generate(), job(n))).collect();
+        let jobs = (0..jobs).map(|n| (JobId::generate(), job(n)));
+        let jobs = Arc::new(jobs.collect());
         let request = self.request(0);
         let request = EnqueueRequest { request, jobs };
         self.store.enqueue(request).await.expect("enqueued");

@@ -9,6 +9,7 @@
 #![allow(clippy::disallowed_methods, reason = "it measures the real time")]
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::job::{Kind, QueueName};
@@ -117,7 +118,7 @@ impl Client<'_> {
             };
             let request = EnqueueRequest {
                 request: self.id(),
-                jobs: (0..each).map(|_| job()).collect(),
+                jobs: Arc::new((0..each).map(|_| job()).collect()),
             };
             self.store.enqueue(request).await.unwrap();
         }

@@ -16,6 +16,7 @@ use leasehold::{Client, NewJob};
 use tokio::sync::Notify;
 
 use crate::http::{Events, get};
+use crate::postgres_server::Server;
 use crate::redis_server::Standalone;
 use crate::scene::{abandon, job, memory, serve_at};
 
@@ -313,6 +314,13 @@ async fn pages_of_a_large_redis_store() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn pages_of_a_large_postgres_store() {
+    let server = Server::start(&[]);
+    pages("postgres", Client::open(&server.url()).await.unwrap()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cost_of_open_pages_in_memory() {
     cost("memory", memory(), 500_000, cpu).await;
 }
@@ -329,4 +337,12 @@ async fn cost_of_open_pages_in_redis() {
     let server = Standalone::start(&[]);
     let client = Client::open(server.url()).await.unwrap();
     cost("redis", client, 500_000, || cpu_of(&server)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn cost_of_open_pages_in_postgres() {
+    let server = Server::start(&["fsync=off"]);
+    let client = Client::open(&server.url()).await.unwrap();
+    cost("postgres", client, 50_000, || server.cpu()).await;
 }

@@ -120,7 +120,11 @@ fn a_file_that_cannot_be_written_is_read_only() {
         }
         let exe = tempfile::tempdir().unwrap();
         let copy = exe.path().join("child");
-        std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+        // By another process: a program that this one has open for writing, or a child it starts at the
+        // same time, cannot be run.
+        let mut cp = Command::new("cp");
+        cp.arg(std::env::current_exe().unwrap()).arg(&copy);
+        assert!(cp.status().unwrap().success());
         mode(exe.path(), "755");
         let mut nobody = Command::new("setpriv");
         nobody
@@ -209,13 +213,14 @@ async fn recovered(path: &std::path::Path) -> u64 {
 #[tokio::test]
 async fn a_commit_on_a_full_disk_is_undone_wherever_it_fails() {
     const PAGE: u64 = 4_096;
-    let Some(disk) = SmallDisk::mount("size=4m") else {
-        eprintln!("not run: no right to mount a small disk");
-        return;
-    };
     let mut refused = Vec::new();
     for pages in 0..24 {
-        // A fresh file each time: what a refused commit wrote to the log is room for the next.
+        // A fresh disk each time: what a refused commit wrote to the log is room for the next, and what
+        // is removed takes room for as long as a process that another test starts has it open.
+        let Some(disk) = SmallDisk::mount("size=4m") else {
+            eprintln!("not run: no right to mount a small disk");
+            return;
+        };
         let path = disk.0.path().join("jobs.db");
         let store = SqliteStore::open(&path).unwrap();
         let mut client = Client::new(store.clone()).await;
@@ -237,10 +242,6 @@ async fn a_commit_on_a_full_disk_is_undone_wherever_it_fails() {
         assert_eq!(recovered(&path).await, stored, "{pages} pages were free");
         let view = leasehold::inspect::queues(&store).await.unwrap();
         assert_eq!(view[0].counts.ready, stored);
-        std::fs::remove_file(ballast).unwrap();
-        drop(client);
-        store.close();
-        std::fs::remove_file(path).unwrap();
     }
     let each: Vec<u64> = (0..refused.len() as u64).collect();
     assert_eq!(refused, each, "one page more each time until it fits");
@@ -258,5 +259,32 @@ async fn a_closed_store_says_so() {
         assert_eq!(error.kind(), ErrorKind::Closed);
         let error = leasehold::inspect::queues(&*clone).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Closed);
+    }
+}
+
+/// The engine removes its log when the last connection goes. One that a read still has would remove it
+/// later, and then perhaps the log of a file that has come in this one's place.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_closed_store_has_nothing_open_whatever_was_being_read() {
+    let dir = tempfile::tempdir().unwrap();
+    for round in 0..40 {
+        let path = dir.path().join(format!("{round}.db"));
+        let store = SqliteStore::open(&path).unwrap();
+        let readers: Vec<_> = (0..4)
+            .map(|_| {
+                let store = store.clone();
+                tokio::spawn(
+                    async move { while leasehold::inspect::queues(&store).await.is_ok() {} },
+                )
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let log = dir.path().join(format!("{round}.db-wal"));
+        assert!(log.exists(), "control arm: there is a log while it is open");
+        store.close();
+        assert!(!log.exists(), "round {round}: a read has the file open");
+        for reader in readers {
+            reader.await.unwrap();
+        }
     }
 }

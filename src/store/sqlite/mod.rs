@@ -15,7 +15,7 @@ use std::any::Any;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -148,6 +148,8 @@ struct Shared {
     wakers: Arc<Wakers>,
     poll: Arc<Poll>,
     readers: Mutex<Vec<Connection>>,
+    /// Held for reading by every read, and so by whoever closes when none is left.
+    reading: RwLock<()>,
     commits: Arc<AtomicU64>,
 }
 
@@ -216,6 +218,7 @@ impl SqliteStore {
             wakers,
             poll: Arc::default(),
             readers: Mutex::default(),
+            reading: RwLock::default(),
             commits,
         };
         Ok(Self {
@@ -229,7 +232,8 @@ impl SqliteStore {
     }
 
     /// Answers the calls that wait, then stops. Later calls on any clone answer
-    /// [`Closed`](ErrorKind::Closed). Dropping the last clone does the same.
+    /// [`Closed`](ErrorKind::Closed). Dropping the last clone does the same. When it returns, this
+    /// handle has the file no longer open: it may be moved, or replaced by a copy.
     pub fn close(&self) {
         self.shared.close();
     }
@@ -294,6 +298,7 @@ impl SqliteStore {
 
 impl Shared {
     fn read<T>(&self, read: impl FnOnce(&mut Tx<'_>, Timestamp) -> Done<T>) -> Result<T> {
+        let _reading = self.reading.read().unwrap_or_else(PoisonError::into_inner);
         if self.is_closed() {
             return Err(closed());
         }
@@ -343,6 +348,8 @@ impl Shared {
             Engine::Inline(writer) => drop(lock(writer).take()),
         }
         self.poll.stop();
+        // A connection that is closed last takes the log with it, whoever's log it is by then.
+        let _no_read = self.reading.write().unwrap_or_else(PoisonError::into_inner);
         lock(&self.readers).clear();
         self.wakers.wake_all();
     }

@@ -2,8 +2,7 @@
 
 use std::fs::File;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use leasehold::inspect::QueueView;
@@ -12,37 +11,12 @@ use leasehold::{ErrorKind, NewJob};
 
 use crate::MACHINE;
 use crate::roles::Errand;
+use crate::support::disk::SmallDisk;
 use crate::table::{Row, report};
 use crate::world::{TERM, World, assert_in_order, figures};
 
-/// A small disk in memory, unmounted when it goes. Not smaller: the store's log alone takes 16 MiB
-/// before it is used again.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn mount(at: &Path) -> Option<Self> {
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=48m", "leasehold-fault"]);
-        let mounted = mount.arg(at).output();
-        let mounted = mounted.is_ok_and(|out| out.status.success());
-        mounted.then(|| Self(at.to_owned()))
-    }
-
-    /// Takes all the room that is left.
-    fn fill(&self) -> PathBuf {
-        let path = self.0.join("ballast");
-        let mut ballast = File::create(&path).unwrap();
-        while ballast.write_all(&[0; 8_192]).is_ok() {}
-        while ballast.write_all(&[0; 512]).is_ok() {}
-        path
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
+/// Not smaller: the store's log alone takes 16 MiB before it is used again.
+const SIZE: &str = "48m";
 
 /// The control arm: a queue that acknowledges what it wrote and does not look whether it could.
 struct Careless {
@@ -52,7 +26,7 @@ struct Careless {
 
 impl Careless {
     fn on(disk: &SmallDisk) -> Self {
-        let path = disk.0.join("careless");
+        let path = disk.path().join("careless");
         let acknowledged = 0;
         Self { path, acknowledged }
     }
@@ -92,7 +66,7 @@ async fn full_disk() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path().join("disk");
     std::fs::create_dir(&at).unwrap();
-    let Some(disk) = SmallDisk::mount(&at) else {
+    let Some(disk) = SmallDisk::mount(&at, SIZE) else {
         return not_run("full_disk", "tmpfs", "no right to mount a small disk");
     };
     let mut world = World::at(dir, at.join("jobs.db"));
@@ -108,7 +82,7 @@ async fn full_disk() {
     }
     let mut careless = Careless::on(&disk);
     (0..100).for_each(|_| careless.enqueue());
-    let ballast = disk.fill();
+    let ballast = disk.fill(0);
     let (mut refused, mut first) = (0, None);
     let start = std::time::Instant::now();
     // Room that was used before is used again, so not every call is refused.
@@ -125,7 +99,7 @@ async fn full_disk() {
         }
     }
     let full = world.look().await;
-    std::fs::remove_file(ballast).unwrap();
+    ballast.drop_all();
     for _ in 0..5 {
         stored += world
             .client

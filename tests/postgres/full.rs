@@ -4,10 +4,6 @@
 //! server stops, which is the case of a killed server.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use leasehold::inspect;
@@ -15,42 +11,11 @@ use leasehold::job::{Kind, QueueName};
 use leasehold::store::{EnqueueRequest, PostgresStore, SettleRequest};
 use leasehold::{ErrorKind, JobId, NewJob, Store};
 
+use crate::disk::SmallDisk;
 use crate::server::{Server, own};
 use crate::{Caller, answered, complete};
 
 const TERM: Duration = Duration::from_secs(600);
-
-/// A small disk in memory, unmounted when it goes.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn mount(at: &Path) -> Option<Self> {
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=12m", "leasehold-fault"]);
-        let mounted = mount.arg(at).output();
-        let mounted = mounted.is_ok_and(|out| out.status.success());
-        mounted.then(|| Self(at.to_owned()))
-    }
-
-    /// Takes all the room but this.
-    fn fill(&self, leave: usize) -> PathBuf {
-        let (path, rest) = (self.0.join("ballast"), self.0.join("rest"));
-        File::create(&rest)
-            .unwrap()
-            .write_all(&vec![0; leave])
-            .unwrap();
-        let mut ballast = File::create(&path).unwrap();
-        while ballast.write_all(&[0; 4_096]).is_ok() {}
-        std::fs::remove_file(rest).unwrap();
-        path
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
 
 fn job() -> NewJob {
     // Nothing that the server could make smaller.
@@ -67,7 +32,7 @@ async fn nothing_acknowledged_is_lost_when_the_disk_is_full() {
     let server = Server::start(&["fsync=off"]);
     let place = server.dir().join("small");
     std::fs::create_dir(&place).unwrap();
-    let Some(disk) = SmallDisk::mount(&place) else {
+    let Some(disk) = SmallDisk::mount(&place, "12m") else {
         let required = std::env::var("LEASEHOLD_REQUIRE").unwrap_or_default();
         assert!(
             !required.split(',').any(|name| name == "tmpfs"),
@@ -88,7 +53,7 @@ async fn nothing_acknowledged_is_lost_when_the_disk_is_full() {
         .await
         .unwrap();
     let mut caller = Caller::new(store).await;
-    let ballast = disk.fill(2 << 20);
+    let ballast = disk.fill(512);
 
     let mut acknowledged = BTreeSet::new();
     let mut refused = 0;
@@ -112,7 +77,7 @@ async fn nothing_acknowledged_is_lost_when_the_disk_is_full() {
     let ledger = inspect::ledger(&caller.store).await.unwrap();
     assert_eq!(ledger.enqueued, acknowledged.len() as u64);
 
-    std::fs::remove_file(ballast).unwrap();
+    ballast.drop_all();
     let mut done = BTreeSet::new();
     while done.len() < acknowledged.len() {
         let grants = caller.claim(50, TERM).await;

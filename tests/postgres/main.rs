@@ -11,6 +11,8 @@ mod beside;
 #[path = "../support/redis/certs.rs"]
 mod certs;
 mod complete;
+#[path = "../support/disk.rs"]
+mod disk;
 #[cfg(feature = "cli")]
 mod doctor;
 mod faults;

@@ -7,6 +7,7 @@ use leasehold::store::{SqliteOptions, SqliteStore};
 use leasehold::{ErrorKind, Store};
 
 use crate::client::{Client, job};
+use crate::disk::SmallDisk;
 use crate::processes::child;
 
 fn kind_of_open(path: &std::path::Path) -> ErrorKind {
@@ -144,17 +145,10 @@ fn a_file_that_cannot_be_written_is_read_only() {
 #[tokio::test]
 async fn a_full_disk_is_full_and_after_freeing_some_all_goes_on() {
     let dir = tempfile::tempdir().unwrap();
-    let mount = |arg: &str| {
-        let mut mount = Command::new("mount");
-        mount
-            .args(["-t", "tmpfs", "-o", arg, "none"])
-            .arg(dir.path())
-            .status()
-    };
-    if !mount("size=3m").is_ok_and(|status| status.success()) {
+    let Some(disk) = SmallDisk::mount(dir.path(), "3m") else {
         eprintln!("not run: no right to mount a small disk");
         return;
-    }
+    };
     let path = dir.path().join("jobs.db");
     let store = SqliteStore::open(&path).unwrap();
     let mut client = Client::new(store.clone()).await;
@@ -166,33 +160,10 @@ async fn a_full_disk_is_full_and_after_freeing_some_all_goes_on() {
         }
     };
     assert_eq!(error.kind(), ErrorKind::Full, "{error}");
-    assert!(mount("remount,size=30m").unwrap().success());
+    disk.grow("30m");
     client.enqueue(vec![job("q")]).await.unwrap();
     let view = leasehold::inspect::queues(&store).await.unwrap();
     assert_eq!(view[0].counts.ready, stored + 1);
-    drop(client);
-    store.close();
-    let unmounted = Command::new("umount").arg("-l").arg(dir.path()).status();
-    assert!(unmounted.unwrap().success());
-}
-
-/// A small disk in memory, unmounted when it goes, also with a test that fails.
-struct SmallDisk(tempfile::TempDir);
-
-impl SmallDisk {
-    fn mount(size: &str) -> Option<Self> {
-        let dir = tempfile::tempdir().unwrap();
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", size, "none"]);
-        let mounted = mount.arg(dir.path()).status();
-        mounted.is_ok_and(|it| it.success()).then_some(Self(dir))
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
-    }
 }
 
 /// How many jobs a process finds that opens the file as it is on disk, after all others have died.
@@ -212,24 +183,20 @@ async fn recovered(path: &std::path::Path) -> u64 {
 /// for those who live nor for those who find the log as it was left.
 #[tokio::test]
 async fn a_commit_on_a_full_disk_is_undone_wherever_it_fails() {
-    const PAGE: u64 = 4_096;
     let mut refused = Vec::new();
     for pages in 0..24 {
         // A fresh disk each time: what a refused commit wrote to the log is room for the next, and what
         // is removed takes room for as long as a process that another test starts has it open.
-        let Some(disk) = SmallDisk::mount("size=4m") else {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(disk) = SmallDisk::mount(dir.path(), "4m") else {
             eprintln!("not run: no right to mount a small disk");
             return;
         };
-        let path = disk.0.path().join("jobs.db");
+        let path = dir.path().join("jobs.db");
         let store = SqliteStore::open(&path).unwrap();
         let mut client = Client::new(store.clone()).await;
         client.enqueue(vec![job("q"); 40]).await.unwrap();
-        let ballast = disk.0.path().join("ballast");
-        let mut file = std::fs::File::create(&ballast).unwrap();
-        while std::io::Write::write_all(&mut file, &[0; PAGE as usize]).is_ok() {}
-        let length = file.metadata().unwrap().len() / PAGE * PAGE;
-        file.set_len(length - pages * PAGE).unwrap();
+        let _ballast = disk.fill(pages);
         let stored = match client.enqueue(vec![job("q"); 40]).await {
             // Control arm: what was not refused is found.
             Ok(_) => 80,
@@ -243,7 +210,7 @@ async fn a_commit_on_a_full_disk_is_undone_wherever_it_fails() {
         let view = leasehold::inspect::queues(&store).await.unwrap();
         assert_eq!(view[0].counts.ready, stored);
     }
-    let each: Vec<u64> = (0..refused.len() as u64).collect();
+    let each: Vec<usize> = (0..refused.len()).collect();
     assert_eq!(refused, each, "one page more each time until it fits");
     assert!((4..24).contains(&each.len()), "{each:?}");
 }

@@ -7,6 +7,8 @@
 #![allow(clippy::disallowed_methods, reason = "it measures the real time")]
 
 mod client;
+#[path = "../support/disk.rs"]
+mod disk;
 mod errors;
 mod file;
 #[path = "../support/machine.rs"]

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub(crate) mod disk;
 pub(crate) mod machine;
 pub(crate) mod proxy;
 #[cfg(all(unix, feature = "redis"))]

@@ -113,7 +113,9 @@ if taken > 0 then
   local fields = {
     gid, pack(HEAD, #ARGV[3], #ARGV[4], 0, #pieces + apart, stored, flags, nonce, now, term_raw, lifetime)
       .. ARGV[3] .. ARGV[4],
-    name, pack(CELL, till, 0, ALONE, capped - capped % SAME_TIME, term, taken, taken, 0), gid .. ROLL, concat(ids),
+    name, pack(CELL, till, 0, ALONE, capped - capped % SAME_TIME, term, taken, taken, 0), gid .. ROLL,
+    -- To join what is one string costs as much as to read it.
+    ids[2] and concat(ids) or ids[1],
   }
   for n = 1, #pieces do fields[2 * n + 5], fields[2 * n + 6] = gid .. char(n), pieces[n] end
   call('HSET', HELD, unpack(fields))

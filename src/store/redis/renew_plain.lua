@@ -10,51 +10,45 @@ do
     cells = call('HMGET', HELD, unpack(names))
     first, leases = read('<I2I2', runs)
   end
-  -- Beats are much alike: what a cell or a kind comes to is found out once.
-  local alike, known, kinds, rounds = runs == rep(sub(runs, 1, 4), beats), {}, {}, {}
+  -- Beats are much alike: what a cell comes to, or what is behind its deadline, is found out once.
+  local whole, known, rests, rounds = runs == rep(sub(runs, 1, 4), beats), {}, {}, {}
   local left, freed = {}, {}
   for n = 1, beats do
     local raw, name = cells[n], names[n]
     local to = raw and known[raw]
-    if to == nil and raw then
-      local deadline, renewals, round = read('<I8I4c12', raw)
-      local text = sub(raw, KIND)
-      local kind = kinds[text]
-      if kind == nil then
-        local capped, term, count, live, noted = read('<I8I8I2I2I1', text)
-        kind = noted == 0 and now < capped and { text = text, term = term, count = count, live = live, cells = {} }
-        kinds[text] = kind
+    if to == nil then
+      local rest = sub(raw, 9)
+      to = rests[rest]
+      if to == nil then
+        local renewals, round, capped, term, count, live, noted = read('<I4c12I8I8I2I2I1', rest)
+        to = noted == 0 and now < capped and {
+          renewals = renewals + 1, round = round, kind = sub(raw, KIND), term = term, count = count, live = live, times = 0,
+        }
+        rests[rest] = to
       end
-      to = kind and deadline > now and { kind = kind, renewals = renewals + 1, round = round, times = 0 }
+      if read('<I8', raw) <= now then to = false end
       known[raw] = to
     end
-    if not alike then first, leases = read('<I2I2', runs, 4 * n - 3) end
-    local kind = to and to.kind
-    local is_plain = to and first + leases <= kind.count
-    if is_plain and kind.live < kind.count then
-      local ended = string.find(sub(call('HGET', HELD, sub(name, 1, 8)), -kind.count), '1', first + 1, true)
+    if not whole then first, leases = read('<I2I2', runs, 4 * n - 3) end
+    local is_plain = to and first + leases <= to.count
+    if is_plain and to.live < to.count then
+      local ended = string.find(sub(call('HGET', HELD, sub(name, 1, 8)), -to.count), '1', first + 1, true)
       is_plain = not (ended and ended <= first + leases)
     end
     if is_plain then
-      local round = rounds[kind.term]
+      local round = rounds[to.term]
       if not round then
-        local till = now + kind.term
         round = {
           name = beats > 1 and sub(name, 1, 8) .. pack('<I4', to.renewals) or ALONE,
-          till = till, changed = {}, at = 1, answer = pack('<I1I8I4', 1, kind.term, 0),
+          till = now + to.term, changed = {}, at = 1, answer = pack('<I1I8I4', 1, to.term, 0),
         }
-        rounds[kind.term] = round
+        rounds[to.term] = round
       end
-      local cell = to.cell
+      local cell, at = to.cell, round.at
       if not cell then
-        cell = kind.cells[to.renewals]
-        if not cell then
-          cell = pack('<I8I4', round.till, to.renewals) .. round.name .. kind.text
-          kind.cells[to.renewals] = cell
-        end
+        cell = pack('<I8I4', round.till, to.renewals) .. round.name .. to.kind
         to.cell = cell
       end
-      local at = round.at
       round.changed[at], round.changed[at + 1], round.at = name, cell, at + 2
       if to.round == ALONE then freed[#freed + 1] = name else to.times = to.times + 1 end
       answers[n] = round.answer
@@ -64,7 +58,7 @@ do
       }
     end
   end
-  for _, to in pairs(known) do
+  for _, to in pairs(rests) do
     if to and to.times > 0 then left[to.round] = (left[to.round] or 0) + to.times end
   end
   leave(left)

@@ -16,6 +16,7 @@ mod idle;
 mod proxy;
 mod replies;
 mod restart;
+mod rounds;
 mod servers;
 mod steps;
 mod store;

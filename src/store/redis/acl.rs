@@ -14,6 +14,7 @@ pub(crate) const COMMANDS: &[&str] = &[
     "hexists",
     "hget",
     "hgetall",
+    "hincrby",
     "hmget",
     "hset",
     "hsetnx",

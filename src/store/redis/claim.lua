@@ -33,7 +33,7 @@ if status == LOST then
   return reply(LOST)
 end
 if status ~= DONE then return answer(status) end
-if first then
+local function repeated()
   -- What is left of the grants, with the time originally granted.
   local grants_left, at = {}, 10
   for _ = 1, (read('<I2', first, 8)) do
@@ -56,6 +56,7 @@ if first then
   return answer(DONE, sub(first, 1, 7) .. hints() .. pack('<I2', #grants_left)
     .. concat(grants_left) .. sub(first, at))
 end
+if first then return repeated() end
 
 -- The next token follows the last one, the floor, the clock, and what the caller has seen of other
 -- issuers, as far as it fits.
@@ -166,9 +167,11 @@ do
       at, own = at + seg.bytes, bit.bor(own, seg.flags)
     end
     ids = concat(ids)
-    call('HSET', HELD, gid, pack(HEAD, till, 0, nonce, now, run_raw, run_term, run_lifetime, count, count, 0,
-      #ARGV[3], #ARGV[4], 0, 1, #blob, own) .. ARGV[3] .. ARGV[4], gid .. ROLL, ids, gid .. char(1), blob)
-    call('ZADD', ENDS, till, gid)
+    local capped = now + run_lifetime - run_term
+    call('HSET', HELD, gid, pack(HEAD, #ARGV[3], #ARGV[4], 0, 1, #blob, own, nonce, now, run_raw, run_lifetime)
+      .. ARGV[3] .. ARGV[4], gid .. nonce, pack(CELL, till, 0, ALONE, capped - capped % SAME_TIME, run_term,
+      count, count, 0), gid .. ROLL, ids, gid .. char(1), blob)
+    call('ZADD', ENDS, till, gid .. nonce)
     if not overdue or till < overdue then overdue = till end
     if M[INDEX] == 1 then
       local stand = {}
@@ -212,7 +215,6 @@ do
   end
 end
 
-local tail = pack('<I4', #reports) .. concat(reports)
-local sums = pack('<I2I4I1', taken, weight, suspects)
+local tail, sums = pack('<I4', #reports) .. concat(reports), pack('<I2I4I1', taken, weight, suspects)
 remember(sums .. pack('<I2', #kept) .. concat(kept) .. tail)
 return answer(DONE, sums .. told(due) .. told(overdue) .. pack('<I2', #given) .. concat(given) .. tail)

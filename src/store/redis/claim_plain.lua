@@ -94,7 +94,7 @@ if #grants > 0 then
   done, late = end_runs()
   call('HSET', SESSION, sub(ARGV[5], 1, 4), sub(ARGV[5], 5, 15) .. verdicts)
   local first = grants[next[1]]
-  if first and first.live == 0 then
+  if first and first.live == 0 or next[1] and #next[1] == ROUND then
     overdue = tonumber(call('ZRANGE', ENDS, '0', '0', 'WITHSCORES')[2])
   end
 end
@@ -109,11 +109,17 @@ if taken > 0 then
     pieces, apart = rests, APART
     table.insert(rests, 1, concat(starts))
   end
-  local fields = { gid, pack(HEAD, till, 0, nonce, now, term_raw, term, lifetime, taken, taken, 0,
-    #ARGV[3], #ARGV[4], 0, #pieces + apart, stored, flags) .. ARGV[3] .. ARGV[4], gid .. ROLL, concat(ids) }
-  for n = 1, #pieces do fields[2 * n + 3], fields[2 * n + 4] = gid .. char(n), pieces[n] end
+  local name, capped = gid .. nonce, now + lifetime - term
+  local fields = {
+    gid, pack(HEAD, #ARGV[3], #ARGV[4], 0, #pieces + apart, stored, flags, nonce, now, term_raw, lifetime)
+      .. ARGV[3] .. ARGV[4],
+    name, pack(CELL, till, 0, ALONE, capped - capped % SAME_TIME, term, taken, taken, 0), gid .. ROLL,
+    -- To join what is one string costs as much as to read it.
+    ids[2] and concat(ids) or ids[1],
+  }
+  for n = 1, #pieces do fields[2 * n + 5], fields[2 * n + 6] = gid .. char(n), pieces[n] end
   call('HSET', HELD, unpack(fields))
-  call('ZADD', ENDS, till, gid)
+  call('ZADD', ENDS, till, name)
   if not overdue or till < overdue then overdue = till end
   last = base + taken - 1
   answer = '\1\0' .. gid .. pack('<I8', granted)

@@ -15,37 +15,40 @@ local CURSOR, more = ARGV[5], nil
 -- few, else by (deadline, token), so that no step has to sort them all. `visit` says false if it has
 -- had enough. A cursor is [u64 deadline][8 grant][u64 last token]. Returns the next one, if there is more.
 local FEW, HEADS = 300, 200
+local function are_few()
+  if call('ZCARD', ENDS) > FEW then return false end
+  local count = 0
+  for _, entry in ipairs(call('ZRANGE', ENDS, 0, -1)) do
+    count = count + (#entry == ROUND and call('HGET', HELD, entry .. STAYED) or 1)
+  end
+  return count <= FEW
+end
 local function walk(cursor, visit)
   local score, past, limit = read('<I8>I8<I8', cursor)
   if limit == 0 then limit = M[LAST] end
   local function told() return pack('<I8>I8<I8', score, past, limit) end
-  if score == 0 and (past > 0 or call('ZCARD', ENDS) <= FEW) then
-    local order = {}
-    for n, gid in ipairs(call('ZRANGE', ENDS, 0, -1)) do order[n] = (read('>I8', gid)) end
-    table.sort(order)
-    for _, base in ipairs(order) do
-      if base > past and base <= limit then
-        if visit(held(pack('>I8', base))) == false then return told() end
+  if score == 0 and (past > 0 or are_few()) then
+    for _, base in ipairs(all_bases()) do
+      local g = base > past and base <= limit and held(pack('>I8', base))
+      if g then
+        if visit(g) == false then return told() end
         past = base
       end
     end
     return nil
   end
-  local from, seen = 0, 0
   score = math.max(score, 1)
-  local since, after = score, past
-  while true do
-    local some = call('ZRANGE', ENDS, since, '+inf', 'BYSCORE', 'LIMIT', from, 100, 'WITHSCORES')
-    for n = 1, #some, 2 do
-      local base, till = read('>I8', some[n]), tonumber(some[n + 1])
-      if till > since or base > after then
-        if seen == HEADS or (base <= limit and visit(held(some[n])) == false) then return told() end
-        score, past, seen = till, base, seen + 1
-      end
+  local since, after, seen, more_left = score, past, 0, nil
+  by_deadline(since, '+inf', function(gid, till)
+    local base = (read('>I8', gid))
+    if till == since and base <= after then return true end
+    if seen == HEADS or (base <= limit and visit(held(gid)) == false) then
+      more_left = told()
+      return false
     end
-    if #some < 200 then return nil end
-    from = from + 100
-  end
+    score, past, seen = till, base, seen + 1
+  end)
+  return more_left
 end
 
 -- The first jobs in a state, in the order of their views: id, and for a job in a line without an
@@ -183,7 +186,7 @@ end
 local function revoke(g, at)
   local rec = record(g, at)
   tokens[#tokens + 1] = g.base + at
-  finish(g, at, rec, parse(rec), REVOKED, note(g, at).cancel and 'x' or 'back', { reason = ARGV[4] })
+  finish(g, at, rec, parse(rec), AS.revoked, note(g, at).cancel and 'x' or 'back', { reason = ARGV[4] })
   done = done + 1
 end
 

@@ -8,7 +8,7 @@ local function expire(g, at, cause, front)
   local next = 'front'
   if n.cancel then next = 'x' elseif expiries >= u4(rec, 49) then next = 'd' end
   local kind = sub(rec, 57, 57 + byte(rec, 57))
-  finish(g, at, rec, p, EXPIRED + cause, next, { expiries = expiries }, front)
+  finish(g, at, rec, p, AS.expired + cause, next, { expiries = expiries }, front)
   return p8(g.base + at) .. id_of(rec) .. kind .. text(g.owner) .. text(g.task)
     .. pack('<I1c1I4', cause, sub(next, 1, 1), expiries) .. text(n.progress or '')
 end
@@ -16,18 +16,12 @@ end
 -- The oldest overdue leases by (deadline, token), up to `max`: grants, and how many of each; and the
 -- number of all. The grants are not opened: most of them are for other steps.
 local function overdue_leases(max)
-  local due, room, from = {}, max, 0
-  while room > 0 do
-    local some = call('ZRANGE', ENDS, '-inf', now, 'BYSCORE', 'LIMIT', from, 100)
-    if #some == 0 then break end
-    for n, raw in ipairs(call('HMGET', HELD, unpack(some))) do
-      local g = grants[some[n]]
-      local leases = math.min(g and g.live or g == nil and read('<I2', raw, 67) or 0, room)
-      if leases > 0 then due[#due + 1] = { gid = some[n], leases = leases } end
-      room = room - leases
-    end
-    from = from + #some
-  end
+  local due, room = {}, max
+  by_deadline('-inf', now, function(gid, _, live)
+    if room == 0 then return false end
+    due[#due + 1] = { gid = gid, leases = math.min(live, room) }
+    room = room - due[#due].leases
+  end)
   return due, max - room
 end
 -- Expires the newest of them, as many as a step takes: each step goes ahead of what the one before put
@@ -70,112 +64,115 @@ local function promote(max)
   return #ids
 end
 
--- The mark of a fence that refused the holder raises the floor, if it can be believed.
-local function believe(mark)
-  -- One that is further ahead than this is not.
-  local BELIEF = 86400000000
-  if mark > now + BELIEF then return false end
-  M[FLOOR] = math.max(M[FLOOR], mark)
-  return true
-end
-
--- Ends one lease as its holder says: kind 0 complete, 1 retry, 2 surrender, 3 bury.
-local function settle_one(g, at, kind, say, front)
-  local rec = record(g, at)
-  local p, cancel = parse(rec), note(g, at).cancel
-  local again = M[RELAXED] == 1 and 'free' or 'wait'
-  if kind == 0 then
-    finish(g, at, rec, p, COMPLETED, 'c', { result = say.result }, front)
-  elseif kind == 3 then
-    finish(g, at, rec, p, BURIED, 'd', { failures = u4(rec, 9) + 1, reason = say.reason }, front)
-  elseif kind == 1 or (say.mark and not believe(say.mark)) then
-    local DISBELIEVED_DELAY = 10000000
-    local delay = kind == 1 and say.delay or DISBELIEVED_DELAY
-    local change = { failures = u4(rec, 9) + 1, reason = say.reason }
-    if cancel then
-      finish(g, at, rec, p, CANCELLED, 'x', change, front)
-    else
-      change.run_at = now + delay
-      finish(g, at, rec, p, RETRIED, again, change, front)
-    end
-  elseif cancel then
-    finish(g, at, rec, p, CANCELLED, 'x', {}, front)
-  elseif say.delay == 0 then
-    finish(g, at, rec, p, SURRENDERED, 'front', {}, front)
-  else
-    finish(g, at, rec, p, SURRENDERED, 'wait', { run_at = now + say.delay }, front)
+local settle_all
+do
+  -- The mark of a fence that refused the holder raises the floor, if it can be believed.
+  local function believe(mark)
+    -- One that is further ahead than this is not.
+    local BELIEF = 86400000000
+    if mark > now + BELIEF then return false end
+    M[FLOOR] = math.max(M[FLOOR], mark)
+    return true
   end
-end
 
--- Completes neighbouring leases at once, if none of them leaves anything behind.
-local function complete_run(g, from, n, ids)
-  if g.noted == 1 or from + n > g.count then return false end
-  if ended(g) ~= '' and sub(g.ended, from + 1, from + n) ~= rep('0', n) then return false end
-  if has(g.flags, LASTING) or sub(roll(g), 16 * from + 1, 16 * (from + n)) ~= ids then return false end
-  end_leases(g, from, n)
-  add(ENDED + COMPLETED, n)
-  if M[INDEX] == 1 then
-    local gone = {}
-    for at = 1, 16 * n, 16 do gone[#gone + 1] = sub(ids, at, at + 15) end
-    many('HDEL', JOBS, gone)
-  end
-  return true
-end
-
--- Applies settlements in order, and returns a verdict for each: a byte with held 1, late 2,
--- cancel 4; zero is fenced.
-local function settle_all(data)
-  local verdicts, front, at = {}, {}, 1
-  while at <= #data do
-    local gid, nonce, op, from, n
-    gid, nonce, op, from, n, at = read('<c8c16I1I2I2', data, at)
-    if op == 0 then
-      local ids = sub(data, at, at + 16 * n - 1)
-      at = at + 16 * n
-      local g = held(gid)
-      local late = g and g.deadline <= now
-      if g and g.nonce == nonce and complete_run(g, from, n, ids) then
-        if late then add(LATE, n) end
-        verdicts[#verdicts + 1] = rep(late and '\3' or '\1', n)
+  -- Ends one lease as its holder says: kind 0 complete, 1 retry, 2 surrender, 3 bury.
+  local function settle_one(g, at, kind, say, front)
+    local rec = record(g, at)
+    local p, cancel = parse(rec), note(g, at).cancel
+    local again = M[RELAXED] == 1 and 'free' or 'wait'
+    if kind == 0 then
+      finish(g, at, rec, p, AS.completed, 'c', { result = say.result }, front)
+    elseif kind == 3 then
+      finish(g, at, rec, p, AS.buried, 'd', { failures = u4(rec, 9) + 1, reason = say.reason }, front)
+    elseif kind == 1 or (say.mark and not believe(say.mark)) then
+      local DISBELIEVED_DELAY = 10000000
+      local delay = kind == 1 and say.delay or DISBELIEVED_DELAY
+      local change = { failures = u4(rec, 9) + 1, reason = say.reason }
+      if cancel then
+        finish(g, at, rec, p, AS.cancelled, 'x', change, front)
       else
-        for m = 0, n - 1 do
-          g = current(gid, nonce, from + m, sub(ids, 16 * m + 1, 16 * m + 16))
-          if g then
-            local cancel = note(g, from + m).cancel
-            verdicts[#verdicts + 1] = char(1 + (late and 2 or 0) + (cancel and 4 or 0))
-            if late then add(LATE, 1) end
-            settle_one(g, from + m, 0, {}, front)
-          else
-            verdicts[#verdicts + 1] = '\0'
-            add(FENCED, 1)
+        change.run_at = now + delay
+        finish(g, at, rec, p, AS.retried, again, change, front)
+      end
+    elseif cancel then
+      finish(g, at, rec, p, AS.cancelled, 'x', {}, front)
+    elseif say.delay == 0 then
+      finish(g, at, rec, p, AS.surrendered, 'front', {}, front)
+    else
+      finish(g, at, rec, p, AS.surrendered, 'wait', { run_at = now + say.delay }, front)
+    end
+  end
+
+  -- Completes neighbouring leases at once, if none of them leaves anything behind.
+  local function complete_run(g, from, n, ids)
+    if g.noted == 1 or from + n > g.count then return false end
+    if ended(g) ~= '' and sub(g.ended, from + 1, from + n) ~= rep('0', n) then return false end
+    if has(g.flags, LASTING) or sub(roll(g), 16 * from + 1, 16 * (from + n)) ~= ids then return false end
+    end_leases(g, from, n)
+    add(ENDED + AS.completed, n)
+    if M[INDEX] == 1 then
+      local gone = {}
+      for at = 1, 16 * n, 16 do gone[#gone + 1] = sub(ids, at, at + 15) end
+      many('HDEL', JOBS, gone)
+    end
+    return true
+  end
+
+  -- Applies settlements in order, and returns a verdict for each: a byte with held 1, late 2,
+  -- cancel 4; zero is fenced.
+  function settle_all(data)
+    local verdicts, front, at = {}, {}, 1
+    while at <= #data do
+      local gid, nonce, op, from, n
+      gid, nonce, op, from, n, at = read('<c8c16I1I2I2', data, at)
+      if op == 0 then
+        local ids = sub(data, at, at + 16 * n - 1)
+        at = at + 16 * n
+        local g = held(gid)
+        local late = g and g.deadline <= now
+        if g and g.nonce == nonce and complete_run(g, from, n, ids) then
+          if late then add(LATE, n) end
+          verdicts[#verdicts + 1] = rep(late and '\3' or '\1', n)
+        else
+          for m = 0, n - 1 do
+            g = current(gid, nonce, from + m, sub(ids, 16 * m + 1, 16 * m + 16))
+            if g then
+              local cancel = note(g, from + m).cancel
+              verdicts[#verdicts + 1] = char(1 + (late and 2 or 0) + (cancel and 4 or 0))
+              if late then add(LATE, 1) end
+              settle_one(g, from + m, 0, {}, front)
+            else
+              verdicts[#verdicts + 1] = '\0'
+              add(FENCED, 1)
+            end
           end
         end
-      end
-    else
-      local id, kind, delay, mark, result, reason
-      id, kind, delay, mark, result, at = read('<c16I1I8I8I4', data, at)
-      local say = { delay = delay, mark = mark > 0 and mark or nil }
-      if result > 0 then
-        say.result = sub(data, at, at + result - 1)
-        at = at + result
-      end
-      reason, at = read('<I4', data, at)
-      say.reason = sub(data, at, at + reason - 1)
-      at = at + reason
-      local g = current(gid, nonce, from, id)
-      if g then
-        local late, cancel = g.deadline <= now, note(g, from).cancel
-        verdicts[#verdicts + 1] = char(1 + (late and 2 or 0) + (cancel and 4 or 0))
-        if late then add(LATE, 1) end
-        settle_one(g, from, kind, say, front)
       else
-        verdicts[#verdicts + 1] = '\0'
-        add(FENCED, 1)
+        local id, kind, delay, mark, result, reason
+        id, kind, delay, mark, result, at = read('<c16I1I8I8I4', data, at)
+        local say = { delay = delay, mark = mark > 0 and mark or nil }
+        if result > 0 then
+          say.result = sub(data, at, at + result - 1)
+          at = at + result
+        end
+        reason, at = read('<I4', data, at)
+        say.reason = sub(data, at, at + reason - 1)
+        at = at + reason
+        local g = current(gid, nonce, from, id)
+        if g then
+          local late, cancel = g.deadline <= now, note(g, from).cancel
+          verdicts[#verdicts + 1] = char(1 + (late and 2 or 0) + (cancel and 4 or 0))
+          if late then add(LATE, 1) end
+          settle_one(g, from, kind, say, front)
+        else
+          verdicts[#verdicts + 1] = '\0'
+          add(FENCED, 1)
+        end
       end
     end
+    if #front > 0 then put_front(front) end
+    return concat(verdicts)
   end
-  if #front > 0 then put_front(front) end
-  return concat(verdicts)
 end
 
 -- Applies settlements under their own request; a repeat gets the first verdicts.

@@ -6,8 +6,11 @@ local grants = {}
 local function open_grant(gid, raw)
   local g = { gid = gid, base = (read('>I8', gid)), segs = nil, notes = {}, over = {} }
   local owners, tasks, mapped, at
-  g.deadline, g.renewals, g.nonce, g.granted_at, g.term_raw, g.term, g.lifetime, g.count, g.live,
-    g.noted, owners, tasks, mapped, g.pieces, g.bytes, g.flags, at = read(HEAD, raw)
+  owners, tasks, mapped, g.pieces, g.bytes, g.flags, g.nonce, g.granted_at, g.term_raw, g.lifetime, at =
+    read(HEAD, raw)
+  g.name = gid .. g.nonce
+  g.deadline, g.renewals, g.round, g.capped, g.term, g.count, g.live, g.noted =
+    read(CELL, call('HGET', HELD, g.name))
   g.owner = sub(raw, at, at + owners - 1)
   at = at + owners
   g.task = sub(raw, at, at + tasks - 1)
@@ -38,54 +41,60 @@ local function ended(g)
   return g.ended
 end
 local function head(g)
-  return pack(HEAD, g.deadline, g.renewals, g.nonce, g.granted_at, g.term_raw, g.term, g.lifetime,
-    g.count, g.live, g.noted, #g.owner, #g.task, #g.map / 2, g.pieces, g.bytes, g.flags)
-    .. g.owner .. g.task .. g.map .. ended(g)
+  return pack(HEAD, #g.owner, #g.task, #g.map / 2, g.pieces, g.bytes, g.flags, g.nonce, g.granted_at,
+    g.term_raw, g.lifetime) .. g.owner .. g.task .. g.map .. ended(g)
+end
+local function cell(g)
+  return pack(CELL, g.deadline, g.renewals, g.round, g.capped, g.term, g.count, g.live, g.noted)
 end
 local function is_live(g, at)
   return at < g.count and not g.over[at] and (g.ended == '' or byte(g.ended, at + 1) == 48)
 end
 
-local function segments(g)
-  if g.segs then return g.segs end
-  local parts, segs, at, first = call('HMGET', HELD, unpack(piece_names({}, g.gid, g.pieces))), {}, 1, 0
-  if g.pieces > APART then
-    local starts = table.remove(parts, 1)
-    for n = 1, #parts do parts[n] = sub(starts, START * (n - 1) + 1, START * n) .. parts[n] end
-  end
-  local blob = concat(parts)
-  while at <= #blob do
-    local seg = segment_at(blob, at)
-    seg.first = first
-    segs[#segs + 1] = seg
-    at, first = at + seg.bytes, first + seg.count
-  end
-  g.blob, g.segs = blob, segs
-  if g.map ~= '' then
-    g.places = {}
-    for n = 0, first - 1 do g.places[(read('<I2', g.map, 2 * n + 1))] = n end
-  end
-  return segs
-end
--- The segment of a lease, and its place in there.
-local function find(g, at)
-  local segs = segments(g)
-  local place = g.places and g.places[at] or at
-  local low, high = 1, #segs
-  while low < high do
-    local middle = math.ceil((low + high) / 2)
-    if segs[middle].first <= place then low = middle else high = middle - 1 end
-  end
-  return segs[low], place - segs[low].first
-end
 local function roll(g)
   if not g.roll then g.roll = call('HGET', HELD, g.gid .. ROLL) end
   return g.roll
 end
 local function job_id(g, at) return sub(roll(g), 16 * at + 1, 16 * at + 16) end
-local function record(g, at)
-  local seg, n = find(g, at)
-  return nth(g.blob, seg, n)
+
+local record
+do
+  local function segments(g)
+    if g.segs then return g.segs end
+    local parts, segs, at, first = call('HMGET', HELD, unpack(piece_names({}, g.gid, g.pieces))), {}, 1, 0
+    if g.pieces > APART then
+      local starts = table.remove(parts, 1)
+      for n = 1, #parts do parts[n] = sub(starts, START * (n - 1) + 1, START * n) .. parts[n] end
+    end
+    local blob = concat(parts)
+    while at <= #blob do
+      local seg = segment_at(blob, at)
+      seg.first = first
+      segs[#segs + 1] = seg
+      at, first = at + seg.bytes, first + seg.count
+    end
+    g.blob, g.segs = blob, segs
+    if g.map ~= '' then
+      g.places = {}
+      for n = 0, first - 1 do g.places[(read('<I2', g.map, 2 * n + 1))] = n end
+    end
+    return segs
+  end
+  -- The segment of a lease, and its place in there.
+  local function find(g, at)
+    local segs = segments(g)
+    local place = g.places and g.places[at] or at
+    local low, high = 1, #segs
+    while low < high do
+      local middle = math.ceil((low + high) / 2)
+      if segs[middle].first <= place then low = middle else high = middle - 1 end
+    end
+    return segs[low], place - segs[low].first
+  end
+  function record(g, at)
+    local seg, n = find(g, at)
+    return nth(g.blob, seg, n)
+  end
 end
 
 local function note_key(g, at) return g.gid .. pack('>I2', at) end
@@ -153,19 +162,19 @@ local function save_grants()
     if g and g.dirty then
       g.dirty = false
       if g.live == 0 then
-        call('HDEL', HELD, gid, gid .. ROLL, unpack(piece_names({}, gid, g.pieces)))
-        call('ZREM', ENDS, gid)
+        call('HDEL', HELD, g.name, gid, gid .. ROLL, unpack(piece_names({}, gid, g.pieces)))
+        if g.round == ALONE then call('ZREM', ENDS, g.name) else leave({ [g.round] = 1 }) end
         grants[gid] = false
       else
         if ended(g) ~= '' then compact(g) end
-        call('HSET', HELD, gid, head(g))
+        call('HSET', HELD, gid, head(g), g.name, cell(g))
       end
     end
   end
 end
 
 -- How leases end, by the place of their count after ENDED.
-local COMPLETED, RETRIED, SURRENDERED, BURIED, CANCELLED, EXPIRED, REVOKED = 0, 1, 2, 3, 4, 5, 8
+local AS = { completed = 0, retried = 1, surrendered = 2, buried = 3, cancelled = 4, expired = 5, revoked = 8 }
 
 -- Ends one lease: counts it, and puts the job where it goes. `next` is front, back, wait (keeps
 -- its key), free (does not), or the letter of a settled state. Jobs for the front are collected.

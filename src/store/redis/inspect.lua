@@ -70,11 +70,11 @@ function ask.hints()
   return reply(DONE, told(due) .. told(till))
 end
 function ask.overdue(_, max)
-  local grants_due = call('ZRANGE', ENDS, '-inf', now, 'BYSCORE', 'LIMIT', 0, max, 'WITHSCORES')
   local rows = {}
-  for n = 1, #grants_due, 2 do
-    rows[#rows + 1] = p8(tonumber(grants_due[n + 1])) .. grants_due[n] .. pack('<I2', held(grants_due[n]).live)
-  end
+  by_deadline('-inf', now, function(gid, till, live)
+    if #rows == max then return false end
+    rows[#rows + 1] = p8(till) .. gid .. pack('<I2', live)
+  end)
   return page(rows)
 end
 function ask.job(id)
@@ -102,13 +102,10 @@ local function settled(state)
 end
 ask.c, ask.d, ask.x = settled('c'), settled('d'), settled('x')
 function ask.l(after, max)
-  local order, rows = {}, {}
-  for n, gid in ipairs(call('ZRANGE', ENDS, 0, -1)) do order[n] = (read('>I8', gid)) end
-  table.sort(order)
-  local past, last = tonumber(after) or 0, nil
-  for _, base in ipairs(order) do
-    if base + 1000 > past then
-      local g = held(pack('>I8', base))
+  local past, last, rows = tonumber(after) or 0, nil, {}
+  for _, base in ipairs(all_bases()) do
+    local g = base + 1000 > past and held(pack('>I8', base))
+    if g then
       for at = 0, g.count - 1 do
         if base + at > past and is_live(g, at) then
           if #rows == max then return page(rows, string.format('%.0f', last)) end
@@ -159,25 +156,21 @@ end
 -- Live leases by (deadline, token), of an owner, of a task.
 function ask.leases(after, max)
   local from, past = string.match(after, '^(%d+):(%d+)$')
-  local since, rows, skip = tonumber(from) or 0, {}, 0
+  local since, rows, next = tonumber(from) or 0, {}, nil
   past = tonumber(past) or 0
-  while true do
-    local due = call('ZRANGE', ENDS, since, '+inf', 'BYSCORE', 'LIMIT', skip, 100, 'WITHSCORES')
-    for n = 1, #due, 2 do
-      local g, till = held(due[n]), tonumber(due[n + 1])
-      g.deadline = till
-      local wanted = (ARGV[4] == '' or '=' .. g.owner == ARGV[4]) and (ARGV[5] == '' or '=' .. g.task == ARGV[5])
-      for at = 0, wanted and g.count - 1 or -1 do
-        if is_live(g, at) and (till > since or g.base + at > past) then
-          rows[#rows + 1] = leased_row(g, at)
-          if #rows == max then
-            return page(rows, string.format('%.0f:%.0f', till, g.base + at))
-          end
+  by_deadline(since, '+inf', function(gid, till)
+    local g = held(gid)
+    local wanted = (ARGV[4] == '' or '=' .. g.owner == ARGV[4]) and (ARGV[5] == '' or '=' .. g.task == ARGV[5])
+    for at = 0, wanted and g.count - 1 or -1 do
+      if is_live(g, at) and (till > since or g.base + at > past) then
+        rows[#rows + 1] = leased_row(g, at)
+        if #rows == max then
+          next = string.format('%.0f:%.0f', till, g.base + at)
+          return false
         end
       end
     end
-    if #due < 200 then return page(rows) end
-    skip = skip + 100
-  end
+  end)
+  return page(rows, next)
 end
 return ask[ARGV[1]](ARGV[2], tonumber(ARGV[3]))

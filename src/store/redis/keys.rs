@@ -16,9 +16,9 @@
 //! | `uwin` | sorted set | unique keys with a window, by its end |
 //! | `done` `dead` `gone` | sorted sets | completed, dead and cancelled jobs: sequence and id, by time of their end |
 //! | `keep` | sorted set | ids of settled jobs, by the end of their retention |
-//! | `held` | hash | grant → nonce, terms, deadline, renewals, owner, task, which leases have ended; grant and zero → ids of its jobs; grant and number → segments of its jobs, or their starts and their rests |
+//! | `held` | hash | grant and nonce → deadline, renewals, round, terms, leases alive; grant → nonce, owner, task, which leases have ended; grant and zero → ids of its jobs; grant and number → segments of its jobs, or their starts and their rests; round → the grants that came into it, and how many have stayed |
 //! | `note` | hash | grant and place → cancel flag, progress and checkpoint of one lease |
-//! | `ends` | sorted set | live grants by deadline |
+//! | `ends` | sorted set | live grants, and rounds of them, by deadline |
 //! | `doze` `doze2` | sorted sets | sleepers by the end of their sleep; the second those who take suspects |
 //! | `0s` `0` … `7s` `7` | lists | ready jobs by priority, suspects apart: segments of records, each one element or two; with an index, sequence and id |
 //! | `s:` session | hash | lane → sequence number, verb and answer of its last call |

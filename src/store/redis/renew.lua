@@ -1,11 +1,11 @@
 -- renew: extend grants, let single leases of them lapse.
--- in   1 plain beats: [8 grant][16 nonce][u16 first][u16 leases]
---      2 the others: [8 grant][16 nonce][u16 n] n × [u16 first][u16 leases], [u16 n] n × [u16 lapse],
+-- in   1 plain beats: [8 grant][16 nonce] · 2 their leases: [u16 first][u16 leases]
+--      3 the others: [8 grant][16 nonce][u16 n] n × [u16 first][u16 leases], [u16 n] n × [u16 lapse],
 --      [u16 n] n × [u16 lease][u32 bytes][progress]
 -- out  per beat [u8 held][u64 granted], [u16 n] n × [u16 place in the beat] to cancel, the same fenced
 -- why  evaluated anew each time: it has no request
 open_meta()
-local beats, at, gids = ARGV[2], 1, {}
+local beats, at = ARGV[3], 1
 local function list_of(step, read_one)
   local count = (read('<I2', beats, at))
   at = at + 2
@@ -16,7 +16,7 @@ local function list_of(step, read_one)
   end
   return items
 end
-local nth = #ARGV[1] / 28
+local nth = #ARGV[1] / NAME
 while at <= #beats do
   nth = nth + 1
   local beat = { nth = nth, gid = sub(beats, at, at + 7), nonce = sub(beats, at + 8, at + 23) }
@@ -31,19 +31,9 @@ while at <= #beats do
   end)
   others[#others + 1] = beat
 end
-for n, beat in ipairs(others) do gids[n] = beat.gid end
-for from = 1, #gids, 1000 do
-  local till = math.min(from + 999, #gids)
-  local heads = call('HMGET', HELD, unpack(gids, from, till))
-  for n = from, till do
-    local raw = heads[n - from + 1]
-    if raw and grants[gids[n]] == nil then open_grant(gids[n], raw) end
-  end
-end
 
-local moved, changed = {}, {}
 for _, beat in ipairs(others) do
-  local g = grants[beat.gid] and held(beat.gid)
+  local g = held(beat.gid)
   local wanted = #beat.lapse
   for _, run in ipairs(beat.runs) do wanted = wanted + run[2] end
   -- Past its deadline a lease is gone, whether or not anybody has expired it yet.
@@ -88,17 +78,15 @@ for _, beat in ipairs(others) do
     end
   end
 end
-save_grants()
-for gid, g in pairs(grants) do
+for _, g in pairs(grants) do
   if g and g.moved then
-    moved[#moved + 1] = g.deadline
-    moved[#moved + 1] = gid
-    changed[#changed + 1] = gid
-    changed[#changed + 1] = head(g)
+    if g.round ~= ALONE then leave({ [g.round] = 1 }) end
+    g.round = ALONE
+    call('ZADD', ENDS, g.deadline, g.name)
+    call('HSET', HELD, g.name, cell(g))
   end
 end
-many('ZADD', ENDS, moved)
-many('HSET', HELD, changed)
+save_grants()
 save_meta()
 ring()
 return reply(DONE, concat(answers))

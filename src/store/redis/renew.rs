@@ -40,15 +40,17 @@ impl RedisStore {
                 .into_iter()
                 .partition(|at| once && is_here && plain_run(&beats[*at]).is_some());
             for chunk in plain.chunks(CHUNK) {
-                let mut data = Out::default();
+                let [mut names, mut runs] = [Out::default(), Out::default()];
                 for (beat, run) in chunk
                     .iter()
                     .filter_map(|at| Some((&beats[*at], plain_run(&beats[*at])?)))
                 {
-                    data.raw(&beat.grant.get().to_be_bytes());
-                    data.raw(beat.nonce.as_bytes()).u16(run.0).u16(run.1);
+                    names.raw(&beat.grant.get().to_be_bytes());
+                    names.raw(beat.nonce.as_bytes());
+                    runs.u16(run.0).u16(run.1);
                 }
-                self.renew_chunk(&partition, [&data.0, &[]], beats, chunk, &mut renewals)
+                let data = [&names.0, &runs.0, &[][..]];
+                self.renew_chunk(&partition, data, beats, chunk, &mut renewals)
                     .await?;
             }
             for chunk in others.chunks(OTHERS) {
@@ -56,7 +58,8 @@ impl RedisStore {
                 for at in chunk {
                     put_beat(&mut data, &beats[*at], is_here);
                 }
-                self.renew_chunk(&partition, [&[], &data.0], beats, chunk, &mut renewals)
+                let data = [&[][..], &[], &data.0];
+                self.renew_chunk(&partition, data, beats, chunk, &mut renewals)
                     .await?;
             }
         }
@@ -66,7 +69,7 @@ impl RedisStore {
     async fn renew_chunk(
         &self,
         partition: &Partition,
-        data: [&[u8]; 2],
+        data: [&[u8]; 3],
         beats: &[Beat],
         places: &[usize],
         renewals: &mut [Renewal],

@@ -1,42 +1,82 @@
--- renew, plainly: nothing lapses, nothing is shown, and nothing is known of the leases but that
--- they live. All beats are looked at before any is renewed; what is not plain goes into `others`.
+-- renew, plainly: nothing lapses, nothing is shown, nothing is known of the leases but that they live,
+-- and the maximum lifetime is far. All beats are looked at before any is renewed; what is not plain goes
+-- into `others`.
 local answers, others = {}, {}
 do
-  local beats, gids = ARGV[1], {}
-  for n = 1, #beats / 28 do gids[n] = sub(beats, 28 * n - 27, 28 * n - 20) end
-  local heads = gids[1] and call('HMGET', HELD, unpack(gids)) or {}
-  local ends, changed, at = {}, {}, 1
-  local last, times, shown, start, renewed
-  for n = 1, #gids do
-    local gid, raw = gids[n], heads[n]
-    local nonce, first, leases = read('<c16I2I2', beats, 28 * n - 19)
-    local is_plain = raw
-    if raw then
-      local deadline, renewals, of, granted_at, term, lifetime, count, live, noted =
-        read('<I8I4c16I8xxxxxxxxxxxxI8I8I2I2I1', raw)
-      local ended = live < count and string.find(sub(raw, -count), '1', first + 1, true)
-      is_plain = of == nonce and deadline > now and noted == 0 and first + leases <= count
-        and not (ended and ended <= first + leases)
-      if is_plain then
-        local till = math.min(now + term, granted_at + lifetime)
-        -- Beats are much alike: what one of them says is made once.
-        if till ~= last or renewals ~= times then
-          last, times, shown = till, renewals, string.format('%.0f', till)
-          start, renewed = pack('<I8I4', till, renewals + 1), pack('<I1I8I4', 1, till - now, 0)
-        end
-        ends[at], ends[at + 1], changed[at] = shown, gid, gid
-        changed[at + 1] = start .. sub(raw, 13)
-        at = at + 2
-        answers[n] = renewed
+  local roll, runs, names, cells = ARGV[1], ARGV[2], {}, {}
+  local beats, first, leases = #roll / NAME, 0, 0
+  if beats > 0 then
+    for n = 1, beats do names[n] = sub(roll, NAME * n - NAME + 1, NAME * n) end
+    cells = call('HMGET', HELD, unpack(names))
+    first, leases = read('<I2I2', runs)
+  end
+  -- Beats are much alike: what a cell comes to, or what is behind its deadline, is found out once.
+  local whole, known, rests, rounds = runs == rep(sub(runs, 1, 4), beats), {}, {}, {}
+  local left, freed = {}, {}
+  for n = 1, beats do
+    local raw, name = cells[n], names[n]
+    local to = raw and known[raw]
+    if to == nil then
+      local rest = sub(raw, 9)
+      to = rests[rest]
+      if to == nil then
+        local renewals, round, capped, term, count, live, noted = read('<I4c12I8I8I2I2I1', rest)
+        to = noted == 0 and now < capped and {
+          renewals = renewals + 1, round = round, kind = sub(raw, KIND), term = term, count = count, live = live, times = 0,
+        }
+        rests[rest] = to
       end
+      if read('<I8', raw) <= now then to = false end
+      known[raw] = to
     end
-    if not is_plain then
-      others[#others + 1] = { nth = n, gid = gid, nonce = nonce, runs = { { first, leases } }, lapse = {}, progress = {} }
+    if not whole then first, leases = read('<I2I2', runs, 4 * n - 3) end
+    local is_plain = to and first + leases <= to.count
+    if is_plain and to.live < to.count then
+      local ended = string.find(sub(call('HGET', HELD, sub(name, 1, 8)), -to.count), '1', first + 1, true)
+      is_plain = not (ended and ended <= first + leases)
+    end
+    if is_plain then
+      local round = rounds[to.term]
+      if not round then
+        round = {
+          name = beats > 1 and sub(name, 1, 8) .. pack('<I4', to.renewals) or ALONE,
+          till = now + to.term, changed = {}, at = 1, answer = pack('<I1I8I4', 1, to.term, 0),
+        }
+        rounds[to.term] = round
+      end
+      local cell, at = to.cell, round.at
+      if not cell then
+        cell = pack('<I8I4', round.till, to.renewals) .. round.name .. to.kind
+        to.cell = cell
+      end
+      round.changed[at], round.changed[at + 1], round.at = name, cell, at + 2
+      if to.round == ALONE then freed[#freed + 1] = name else to.times = to.times + 1 end
+      answers[n] = round.answer
+    else
+      others[#others + 1] = {
+        nth = n, gid = sub(name, 1, 8), nonce = sub(name, 9), runs = { { first, leases } }, lapse = {}, progress = {},
+      }
     end
   end
-  if at > 1 then
-    call('ZADD', ENDS, unpack(ends))
-    call('HSET', HELD, unpack(changed))
+  for _, to in pairs(rests) do
+    if to and to.times > 0 then left[to.round] = (left[to.round] or 0) + to.times end
   end
-  if #others == 0 and ARGV[2] == '' then return pack('<I1I8I1', 0, now, 0) .. concat(answers) end
+  leave(left)
+  if beats > 1 and freed[1] then call('ZREM', ENDS, unpack(freed)) end
+  for _, round in pairs(rounds) do
+    call('HSET', HELD, unpack(round.changed))
+    if round.name == ALONE then
+      call('ZADD', ENDS, round.till, names[1])
+    else
+      local came = (round.at - 1) / 2
+      if came < beats then
+        roll = {}
+        for n = 1, came do roll[n] = round.changed[2 * n - 1] end
+        roll = concat(roll)
+      end
+      call('HSET', HELD, round.name, roll, round.name .. STAYED, came)
+      call('ZADD', ENDS, round.till, round.name)
+    end
+  end
+  if #others == 0 and ARGV[3] == '' then return pack('<I1I8I1', 0, now, 0) .. concat(answers) end
 end

@@ -41,7 +41,10 @@ const NAMES: &str = include_str!("names.lua");
 const BASE: &str = include_str!("base.lua");
 const RECORD: &str = include_str!("record.lua");
 const PLACE: &str = include_str!("place.lua");
+const ROUND: &str = include_str!("round.lua");
 const GRANT: &str = include_str!("grant.lua");
+const ENDS: &str = include_str!("ends.lua");
+const BASES: &str = include_str!("bases.lua");
 const ENDING: &str = include_str!("ending.lua");
 const PLAIN: &str = include_str!("plain.lua");
 const RUNS: &str = include_str!("runs.lua");
@@ -64,8 +67,8 @@ impl Scripts {
             let parts = [&[WAKE, NAMES], parts].concat();
             made(name, flags, &parts, body)
         };
-        let ends = &[BASE, RECORD, PLACE, GRANT, ENDING];
-        let grants = &[BASE, RECORD, PLACE, GRANT];
+        let ends = &[BASE, RECORD, PLACE, ROUND, GRANT, ENDS, ENDING];
+        let looks = &[BASE, RECORD, PLACE, ROUND, GRANT, ENDS, BASES];
         let places = &[BASE, RECORD, PLACE];
         let enqueue = Verb {
             plain: made(
@@ -80,13 +83,19 @@ impl Scripts {
             plain: made(
                 "claim_plain",
                 GROWS,
-                &[PLAIN, "local RUNS, IDS = ARGV[6], 7\n", RUNS, CUT],
+                &[
+                    PLAIN,
+                    "local HELD, ENDS, RUNS, IDS = KEYS[3], KEYS[4], ARGV[6], 7\n",
+                    ROUND,
+                    RUNS,
+                    CUT,
+                ],
                 include_str!("claim_plain.lua"),
             ),
             full: script(
                 "claim",
                 GROWS,
-                &[BASE, RECORD, PLACE, GRANT, ENDING, CUT],
+                &[BASE, RECORD, PLACE, ROUND, GRANT, ENDS, ENDING, CUT],
                 include_str!("claim.lua"),
             ),
         };
@@ -94,17 +103,24 @@ impl Scripts {
             plain: made(
                 "settle_plain",
                 ALWAYS,
-                &[PLAIN, "local RUNS, IDS = ARGV[2], 3\n", RUNS],
+                &[
+                    PLAIN,
+                    "local HELD, ENDS, RUNS, IDS = KEYS[3], KEYS[4], ARGV[2], 3\n",
+                    ROUND,
+                    RUNS,
+                ],
                 include_str!("settle_plain.lua"),
             ),
             full: script("settle", ALWAYS, ends, include_str!("settle.lua")),
         };
         let renew = &[
+            ROUND,
             include_str!("renew_plain.lua"),
             BASE,
             RECORD,
             PLACE,
             GRANT,
+            ENDS,
             ENDING,
         ];
         Self {
@@ -116,24 +132,24 @@ impl Scripts {
             complete: script(
                 "complete",
                 GROWS,
-                &[BASE, RECORD, PLACE, GRANT, ENDING, COMMANDS],
+                &[BASE, RECORD, PLACE, ROUND, GRANT, ENDS, ENDING, COMMANDS],
                 include_str!("complete.lua"),
             ),
             checkpoint: script(
                 "checkpoint",
                 ALWAYS,
-                &[BASE, RECORD, PLACE, GRANT, SEQ],
+                &[BASE, RECORD, PLACE, ROUND, GRANT, SEQ],
                 include_str!("checkpoint.lua"),
             ),
             checkpoint_with: script(
                 "checkpoint_with",
                 GROWS,
-                &[BASE, RECORD, PLACE, GRANT, SEQ, COMMANDS],
+                &[BASE, RECORD, PLACE, ROUND, GRANT, SEQ, COMMANDS],
                 include_str!("checkpoint_with.lua"),
             ),
             reap: script("reap", ALWAYS, ends, include_str!("reap.lua")),
-            control: script("control", ALWAYS, grants, include_str!("control.lua")),
-            inspect: script("inspect", READS, grants, include_str!("inspect.lua")),
+            control: script("control", ALWAYS, looks, include_str!("control.lua")),
+            inspect: script("inspect", READS, looks, include_str!("inspect.lua")),
             parked: script("parked", READS, places, include_str!("parked.lua")),
             prune: script("prune", ALWAYS, places, include_str!("prune.lua")),
             wait: script("wait", ALWAYS, &[BASE], include_str!("wait.lua")),

@@ -21,14 +21,22 @@ local UNIQUE, EXCLUSIVE, TERM, LIFETIME, RETENTION = 1, 4, 8, 16, 128
 -- Jobs without these leave nothing behind when they complete.
 local LASTING = UNIQUE + EXCLUSIVE + RETENTION
 
--- What HELD has of a grant, before its owner, task, map and ended leases: deadline, renewals, nonce,
--- granted at, term as given, term, lifetime, leases, those alive, noted, lengths, pieces, bytes, flags
--- of all its jobs together.
-local HEAD = '<I8I4c16I8c12I8I8I2I2I1I2I2I2I2I4I2'
--- That lies behind its id; behind its id and a zero lie the ids of its jobs, behind its id and a
--- number its pieces: segments. If APART is added to their number, the first has the starts of all
--- segments, and the others are the rests.
-local ROLL, APART = '\0', 256
+-- A grant's name is its id and its nonce: who can name it holds it. HELD has of it, behind its name, the
+-- cell, all that a renewal reads and writes: deadline, renewals, round, and its kind: from when on its
+-- renewals may be cut by the maximum lifetime, never too late and the same for grants of one time;
+-- term, leases, those alive, noted. Short, so that many are alike.
+local CELL, KIND = '<I8I4c12I8I8I2I2I1', 25
+local SAME_TIME = 16777216
+-- Grants that one call renews form a round: ENDS has them under one name, as they share a deadline. HELD has
+-- the names of those that came into it behind its name, and behind that and a zero how many have stayed.
+local ROUND, ALONE, STAYED = 12, rep('\0', 12), '\0'
+-- Behind its id: lengths, pieces, bytes, flags of all its jobs together, nonce, granted at, term as
+-- given, lifetime; owner, task, map and ended leases.
+local HEAD, HEAD_BYTES = '<I2I2I2I2I4I2c16I8c12I8', 58
+-- Behind its id and a zero the ids of its jobs, behind its id and a number its pieces: segments. If
+-- APART is added to their number, the first has the starts of all segments, and the others are the
+-- rests.
+local NAME, ROLL, APART = 24, '\0', 256
 
 -- A segment is [u32 bytes][u16 jobs][u16 flags][u32 weight][u64 stamp][u16 form][form][ids][records].
 -- Its stamp is the time of the records that carry none. Where it has a form, a record's start up

@@ -19,7 +19,7 @@
 use std::any::Any;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -67,6 +67,7 @@ mod plain;
 mod prune;
 mod reap;
 mod renew;
+mod seal;
 mod session;
 mod settle;
 mod sql;
@@ -210,6 +211,8 @@ struct Base {
     /// Whether claims, and settlements, have been plain of late.
     claims: Luck,
     settlements: Luck,
+    /// Somebody moves up the starts of lines.
+    sealing: AtomicBool,
 }
 
 impl Base {
@@ -325,6 +328,7 @@ impl PostgresStore {
             whose: OnceLock::new(),
             claims: Luck::default(),
             settlements: Luck::default(),
+            sealing: AtomicBool::new(false),
         };
         let shared = Shared {
             config,
@@ -586,6 +590,9 @@ impl Store for PostgresStore {
             && refused.kind().is_certain()
         {
             self.settle(settle.clone()).await?;
+        }
+        if let Ok(claimed) = &claimed {
+            self.seal(&request, claimed);
         }
         claimed
     }

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::job::QueueName;
-use leasehold::store::{EnqueueRequest, Outcome, PostgresStore, SettleRequest, Settlement};
+use leasehold::store::{
+    EnqueueRequest, Outcome, PostgresOptions, PostgresStore, SettleRequest, Settlement,
+};
 use leasehold::{JobId, Receipt, Store};
 use tokio_postgres::Client;
 
@@ -36,8 +38,8 @@ struct World {
 
 impl World {
     async fn new(arm: Arm) -> Self {
-        let server = Server::start(&["fsync=off", "max_prepared_transactions=4", "autovacuum=off"]);
-        let store = PostgresStore::with(server.config(), Server::options()).await;
+        let server = Server::start(&["fsync=off", "autovacuum=off"]);
+        let store = PostgresStore::with(server.config(), PostgresOptions::new()).await;
         let caller = Caller::new(store.unwrap()).await;
         let db = server.client().await;
         let (function, sound, broken) = match arm {
@@ -51,7 +53,9 @@ impl World {
         let text = format!("SELECT pg_get_functiondef('leasehold.{function}'::regproc)");
         let text: String = db.query_one(&text, &[]).await.unwrap().get(0);
         assert!(text.contains(sound), "{text}");
-        db.batch_execute(&text.replace(sound, broken)).await.unwrap();
+        db.batch_execute(&text.replace(sound, broken))
+            .await
+            .unwrap();
         Self { server, db, caller }
     }
 
@@ -101,8 +105,6 @@ impl World {
 #[derive(Clone, Copy, Debug)]
 enum Late {
     Enqueue,
-    /// In a transaction that is prepared, and survives its connection.
-    Prepared,
     /// To the front of the line.
     Surrender,
 }
@@ -115,7 +117,7 @@ async fn late_commit(arm: Arm, late: Late) -> bool {
     let tx = other.transaction().await.unwrap();
     let store = world.caller.store.clone();
     match late {
-        Late::Enqueue | Late::Prepared => {
+        Late::Enqueue => {
             store.enqueue_in(&tx, vec![job()]).await.unwrap();
         }
         Late::Surrender => {
@@ -123,17 +125,8 @@ async fn late_commit(arm: Arm, late: Late) -> bool {
             assert!(store.settle_in(&tx, &settlement).await.unwrap().is_held());
         }
     }
-    if let Late::Prepared = late {
-        tx.batch_execute("PREPARE TRANSACTION 'late'").await.unwrap();
-        drop(tx);
-        drop(other);
-        world.traffic().await;
-        let commit = "COMMIT PREPARED 'late'";
-        world.db.batch_execute(commit).await.unwrap();
-    } else {
-        world.traffic().await;
-        tx.commit().await.unwrap();
-    }
+    world.traffic().await;
+    tx.commit().await.unwrap();
     let found = world.finds_it().await;
     if found {
         // With the transaction over, the starts move on.
@@ -158,11 +151,14 @@ fn surrender(receipt: Receipt) -> Settlement {
 #[tokio::test]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn a_job_that_is_committed_late_is_not_left_behind() {
-    for late in [Late::Enqueue, Late::Prepared, Late::Surrender] {
+    for late in [Late::Enqueue, Late::Surrender] {
         assert!(late_commit(Arm::Shipped, late).await, "{late:?}");
         // The control arm: it waits, and nobody sees it.
         let found = late_commit(Arm::Rash, late).await;
-        assert!(!found, "{late:?}: a start that waits for nobody does no harm");
+        assert!(
+            !found,
+            "{late:?}: a start that waits for nobody does no harm"
+        );
     }
 }
 
@@ -259,22 +255,31 @@ async fn a_claim_does_not_step_over_all_that_was_taken() {
         world.db.batch_execute(SEAL).await.unwrap();
     }
     let steps = pages(&world.db).await;
-    assert!(steps < 100, "{steps} pages");
     let forget = "DELETE FROM leasehold.starts";
     world.db.batch_execute(forget).await.unwrap();
     let control = pages(&world.db).await;
-    assert!(control > 1_000, "{control} pages without the starts");
+    assert!(
+        steps * 8 < control,
+        "{steps} pages, and {control} without the starts"
+    );
     old.commit().await.unwrap();
 }
 
 /// How many pages are touched to see that nothing is in line.
 async fn pages(db: &Client) -> i64 {
-    let look = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON)
-                SELECT leasehold.has_ready(id) FROM leasehold.queues";
-    let plan: serde_json::Value = db.query_one(look, &[]).await.unwrap().get(0);
-    let pages = &plan[0]["Plan"];
-    let part = |name: &str| pages[name].as_i64().unwrap();
-    part("Shared Hit Blocks") + part("Shared Read Blocks")
+    let look = "EXPLAIN (ANALYZE, BUFFERS) SELECT leasehold.has_ready(id) FROM leasehold.queues";
+    // The first look reads the catalog too.
+    db.query(look, &[]).await.unwrap();
+    let plan = db.query(look, &[]).await.unwrap();
+    let lines = plan.iter().map(|row| row.get::<_, &str>(0).trim_start());
+    // The first is of the whole: "Buffers: shared hit=7 read=1".
+    let whole = lines.filter_map(|line| line.strip_prefix("Buffers: shared "));
+    let whole = whole.take(1).flat_map(|line| line.split(' '));
+    let counts = whole.filter(|part| part.starts_with("hit=") || part.starts_with("read="));
+    let counts = counts.map(|part| part.split('=').nth(1).unwrap().parse::<i64>().unwrap());
+    let pages = counts.sum();
+    assert!(pages > 0, "{plan:?}");
+    pages
 }
 
 /// Producers whose transactions end when they like, beside claims and starts that move all the time.
@@ -356,5 +361,10 @@ async fn stranded(arm: Arm) -> usize {
 #[ignore = "needs postgresql: ./tests/run"]
 async fn nothing_is_stranded_whatever_commits_when() {
     assert_eq!(stranded(Arm::Shipped).await, 0);
-    assert!(stranded(Arm::Rash).await > 0, "the test sees nothing");
+    for _ in 0..10 {
+        if stranded(Arm::Rash).await > 0 {
+            return;
+        }
+    }
+    panic!("the test sees nothing");
 }

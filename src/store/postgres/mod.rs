@@ -6,7 +6,8 @@
 //!
 //! **Locks.** A claim holds the row of its queue, which also issues the tokens; claims of other queues
 //! do not meet it. Enqueue, renew and settle do not need that row: they hold the rows of their jobs,
-//! grants and keys, in one order. Counts are appended ([`tally`]).
+//! grants and keys, in one order. Counts are appended ([`tally`]). Where lines start is kept beside
+//! ([`seal`]).
 //!
 //! **Tokens** stay monotonic when the server is replaced by a lagging standby or by an old backup: such
 //! a server has an old `last`, but its clock has moved on, and a token is never below the clock. The

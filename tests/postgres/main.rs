@@ -27,6 +27,7 @@ mod pooler;
 mod prune;
 #[path = "../support/postgres.rs"]
 mod server;
+mod starts;
 mod tls;
 mod tokens;
 mod transaction;

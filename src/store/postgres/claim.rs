@@ -213,17 +213,16 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             return Ok(Pick::default());
         }
         let of = self.queues[queue].id;
-        let mut line: Option<i32> = None;
+        let mut first_suspect: (Option<i16>, Option<i64>) = (None, None);
         if *suspect {
-            let rows = self.rows("suspects_line", args![of => INT4]).await?;
-            line = rows
-                .first()
-                .map(|row| row.try_get(0))
-                .transpose()?
-                .flatten();
+            let rows = self.rows("first_suspect", args![of => INT4]).await?;
+            if let Some(row) = rows.first() {
+                first_suspect = (row.try_get(0)?, row.try_get(1)?);
+            }
         }
+        let (line, place) = first_suspect;
         let room = (limits::CALL_BYTES - *bytes) as i64;
-        let args = args![of => INT4, max as i64 => INT8, room => INT8, line => INT4];
+        let args = args![of => INT4, max as i64 => INT8, room => INT8, line => INT2, place => INT8];
         let rows = self.rows("take_ready", args).await?;
         let mut records = Vec::new();
         let mut ends = Vec::with_capacity(rows.len());

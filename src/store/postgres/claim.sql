@@ -23,12 +23,13 @@ SELECT record FROM due ORDER BY at, seq;
 -- name: take_ready
 WITH next AS (
     SELECT r.spot, r.line, r.place, r.weight
-    FROM generate_series(0, 15) AS l (line)
+    FROM leasehold.stretches($1) AS s
     CROSS JOIN LATERAL (
-        SELECT ctid AS spot, line, place, weight FROM leasehold.ready
-        WHERE queue = $1 AND line = l.line::smallint ORDER BY place
-        LIMIT CASE WHEN l.line % 2 = 1 THEN $2 WHEN l.line = $4 THEN 1 ELSE 0 END
+        SELECT e.ctid AS spot, e.line, e.place, e.weight FROM leasehold.ready e
+        WHERE e.queue = $1 AND e.line = s.line AND e.place >= s.since AND e.place < s.till ORDER BY e.place
+        LIMIT CASE WHEN s.line % 2 = 1 THEN $2 WHEN s.line = $4 THEN 1 ELSE 0 END
     ) AS r
+    WHERE r.line % 2 = 1 OR r.place = $5
     LIMIT $2
 ), fits AS (
     SELECT spot FROM (SELECT spot, sum(weight) OVER (ORDER BY line, place) - weight AS before FROM next) AS n
@@ -39,9 +40,13 @@ WITH next AS (
 )
 SELECT line, record FROM taken ORDER BY line, place;
 
--- name: suspects_line
-SELECT min(l.line) FROM generate_series(0, 14, 2) AS l (line)
-WHERE EXISTS (SELECT FROM leasehold.ready WHERE queue = $1 AND line = l.line::smallint);
+-- name: first_suspect
+SELECT r.line, r.place FROM leasehold.stretches($1) AS s
+CROSS JOIN LATERAL (
+    SELECT e.line, e.place FROM leasehold.ready e
+    WHERE e.queue = $1 AND e.line = s.line AND e.place >= s.since AND e.place < s.till ORDER BY e.place LIMIT 1
+) AS r
+WHERE s.line % 2 = 0 LIMIT 1;
 
 -- name: grant_new
 INSERT INTO leasehold.grants (queue, id, deadline, nonce, owner, task, granted_at, term, max_lifetime,
@@ -59,4 +64,7 @@ UPDATE leasehold.queues q SET last = k.last FROM unnest($1::integer[], $2::bigin
 WHERE q.id = k.id;
 
 -- name: has_ready
-SELECT EXISTS (SELECT FROM leasehold.ready WHERE queue = $1);
+SELECT leasehold.has_ready($1);
+
+-- name: seal
+SELECT leasehold.seal($1, $2, $3);

@@ -32,9 +32,12 @@ INSERT INTO leasehold.queues (namespace, name, floor) VALUES ($1, $2, $3)
 ON CONFLICT (namespace, name) DO NOTHING;
 
 -- name: put_ready
+-- The transaction has its number before it draws places: see seal in schema.sql.
+WITH own AS MATERIALIZED (SELECT pg_current_xact_id())
 INSERT INTO leasehold.ready (queue, line, place, id, weight, record)
 SELECT queue, line, CASE WHEN front THEN -1 ELSE 1 END * nextval('leasehold.places'), id, weight, record
-FROM (SELECT * FROM unnest($1::integer[], $2::smallint[], $3::boolean[], $4::uuid[], $5::integer[], $6::bytea[])
+FROM own,
+     (SELECT * FROM unnest($1::integer[], $2::smallint[], $3::boolean[], $4::uuid[], $5::integer[], $6::bytea[])
       WITH ORDINALITY AS job (queue, line, front, id, weight, record, nth) ORDER BY nth) AS jobs;
 
 -- name: put_aside

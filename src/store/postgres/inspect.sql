@@ -16,17 +16,20 @@ WHERE q.namespace = $1 ORDER BY q.name;
 SELECT id FROM leasehold.queues WHERE namespace = $1 ORDER BY id;
 
 -- name: ready_heads
-SELECT r.record FROM generate_series(0, 15) AS l (line)
+SELECT DISTINCT ON (r.line) r.record FROM leasehold.stretches($1) AS s
 CROSS JOIN LATERAL (
-    SELECT substr(record, 1, 64) AS record FROM leasehold.ready
-    WHERE queue = $1 AND line = l.line::smallint ORDER BY place LIMIT 1
-) AS r;
+    SELECT e.line, e.place, substr(e.record, 1, 64) AS record FROM leasehold.ready e
+    WHERE e.queue = $1 AND e.line = s.line AND e.place >= s.since AND e.place < s.till ORDER BY e.place LIMIT 1
+) AS r
+ORDER BY r.line, r.place;
 
 -- name: look
 SELECT EXISTS (
-    SELECT FROM leasehold.queues q CROSS JOIN generate_series(0, 15) AS l (line)
-    WHERE q.namespace = $1 AND q.name = ANY ($2) AND NOT q.paused AND ($3 OR l.line % 2 = 1)
-      AND EXISTS (SELECT FROM leasehold.ready r WHERE r.queue = q.id AND r.line = l.line::smallint)
+    SELECT FROM leasehold.queues q WHERE q.namespace = $1 AND q.name = ANY ($2) AND NOT q.paused
+      AND CASE WHEN $3 THEN leasehold.has_ready(q.id) ELSE EXISTS (
+          SELECT FROM leasehold.stretches(q.id) AS s WHERE s.line % 2 = 1 AND EXISTS (
+              SELECT FROM leasehold.ready e
+              WHERE e.queue = q.id AND e.line = s.line AND e.place >= s.since AND e.place < s.till)) END
 ), (
     SELECT min(first.at) FROM leasehold.queues q CROSS JOIN LATERAL (
         SELECT at FROM leasehold.aside WHERE queue = q.id AND state = 0 ORDER BY at, seq LIMIT 1

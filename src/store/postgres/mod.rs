@@ -6,7 +6,8 @@
 //!
 //! **Locks.** A claim holds the row of its queue, which also issues the tokens; claims of other queues
 //! do not meet it. Enqueue, renew and settle do not need that row: they hold the rows of their jobs,
-//! grants and keys, in one order. Counts are appended ([`tally`]).
+//! grants and keys, in one order. Counts are appended ([`tally`]). Where lines start is kept beside
+//! ([`seal`]).
 //!
 //! **Tokens** stay monotonic when the server is replaced by a lagging standby or by an old backup: such
 //! a server has an old `last`, but its clock has moved on, and a token is never below the clock. The
@@ -19,7 +20,7 @@
 use std::any::Any;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -67,6 +68,7 @@ mod plain;
 mod prune;
 mod reap;
 mod renew;
+mod seal;
 mod session;
 mod settle;
 mod sql;
@@ -210,6 +212,8 @@ struct Base {
     /// Whether claims, and settlements, have been plain of late.
     claims: Luck,
     settlements: Luck,
+    /// Somebody moves up the starts of lines.
+    sealing: AtomicBool,
 }
 
 impl Base {
@@ -325,6 +329,7 @@ impl PostgresStore {
             whose: OnceLock::new(),
             claims: Luck::default(),
             settlements: Luck::default(),
+            sealing: AtomicBool::new(false),
         };
         let shared = Shared {
             config,
@@ -586,6 +591,9 @@ impl Store for PostgresStore {
             && refused.kind().is_certain()
         {
             self.settle(settle.clone()).await?;
+        }
+        if let Ok(claimed) = &claimed {
+            self.seal(&request, claimed);
         }
         claimed
     }

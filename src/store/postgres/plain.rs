@@ -188,6 +188,7 @@ impl PostgresStore {
         let mut claimed = self.granted(request, moment(first.try_get(1)?), rows)?;
         claimed.settled = vec![HELD; settlements.len()];
         self.fold(&names).await;
+        self.seal(request, &claimed);
         Ok(Some(claimed))
     }
 

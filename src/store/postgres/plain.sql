@@ -49,7 +49,7 @@ CREATE FUNCTION leasehold.enqueue_plain(
     weights integer[], records bytea[], given bytea
 ) RETURNS boolean LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     at     bigint;
     stamp  bytea;
@@ -78,6 +78,8 @@ BEGIN
     END IF;
     at := leasehold.clock(by_hand);
     stamp := leasehold.little(at) || leasehold.little(at);
+    -- Before a place is drawn: see seal in schema.sql.
+    PERFORM pg_current_xact_id();
     INSERT INTO leasehold.ready (queue, line, place, id, weight, record)
     SELECT queues[nth], line, nextval('leasehold.places'), id, weight, overlay(record PLACING stamp FROM 33 FOR 16)
     FROM unnest(of_queue, lines, ids, weights, records) AS job (nth, line, id, weight, record);
@@ -178,7 +180,7 @@ CREATE FUNCTION leasehold.settle_plain(
     names text[], ids bigint[], nonces bytea[], upto integer[], tokens bigint[], jobs uuid[], given bytea
 ) RETURNS boolean LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     at bigint;
 BEGIN
@@ -204,7 +206,7 @@ CREATE FUNCTION leasehold.claim_plain(
     rider_upto integer[], rider_tokens bigint[], rider_jobs uuid[]
 ) RETURNS TABLE (nth integer, token bigint, records bytea, due bigint, deadline bigint) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
-SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     queue    record;
     next     record;
@@ -228,6 +230,9 @@ DECLARE
     taken    integer := 0;
     served   integer := 0;
     weight_  bigint := 0;
+    known    record;
+    line_    smallint;
+    wanted   integer;
 BEGIN
     IF NOT leasehold.plain_begin(of_namespace, patience, by_hand, of_session,
                                  ARRAY[of_lane, riders_lane], ARRAY[of_seq, riders_seq]) THEN
@@ -237,7 +242,7 @@ BEGIN
     -- repeat that finds no answer does no harm.
     IF riders_lane IS NULL AND NOT EXISTS (
         SELECT FROM leasehold.queues q WHERE q.namespace = of_namespace AND q.name = ANY (names)
-           AND EXISTS (SELECT FROM leasehold.ready e WHERE e.queue = q.id))
+           AND leasehold.has_ready(q.id))
     THEN
         SELECT min(a.at) AS due, min(g.deadline) AS deadline INTO next
         FROM leasehold.queues q
@@ -294,26 +299,50 @@ BEGIN
             RETURN;
         END IF;
         CONTINUE WHEN NOT is_open[i];
-        -- 24: the flags of jobs with terms of their own.
-        SELECT count(*)::integer AS n, array_agg(r.spot) AS spots, sum(r.weight) AS weight,
-               bool_or(r.line % 2 = 0 OR get_byte(r.flags, 0) & 24 <> 0) AS odd,
-               array_agg(r.id ORDER BY r.id) AS ids
-        INTO next
-        FROM (SELECT e.ctid AS spot, e.line, e.id, e.weight, substr(e.record, 7, 1) AS flags
-              FROM leasehold.ready e WHERE e.queue = queues[i] ORDER BY e.line, e.place
-              LIMIT least(most - taken, room - base)) AS r;
-        CONTINUE WHEN next.n = 0;
-        weight_ := weight_ + next.weight;
-        IF next.odd OR weight_ > 4194304 THEN
-            RETURN;
-        END IF;
-        counts[i] := next.n;
+        -- In the order of service: lines of which no start is known, what went to the front of the next
+        -- line since, and what is behind its start.
+        SELECT * INTO known FROM leasehold.known_starts(queues[i]);
+        FOR part IN 0 .. cardinality(known.lines) * 3 LOOP
+            wanted := least(most - taken, room - base - counts[i]);
+            EXIT WHEN wanted <= 0;
+            line_ := known.lines[part / 3 + 1];
+            -- 24: the flags of jobs with terms of their own.
+            IF part % 3 = 0 THEN
+                SELECT count(*)::integer AS n, array_agg(r.spot) AS spots, sum(r.weight) AS weight,
+                       bool_or(r.line % 2 = 0 OR get_byte(r.flags, 0) & 24 <> 0) AS odd,
+                       array_agg(r.id ORDER BY r.id) AS ids
+                INTO next
+                FROM (SELECT e.ctid AS spot, e.line, e.id, e.weight, substr(e.record, 7, 1) AS flags
+                      FROM leasehold.ready e
+                      WHERE e.queue = queues[i] AND e.line > coalesce(known.lines[part / 3], -1)
+                        AND e.line < coalesce(line_, 16)
+                      ORDER BY e.line, e.place LIMIT wanted) AS r;
+            ELSE
+                SELECT count(*)::integer AS n, array_agg(r.spot) AS spots, sum(r.weight) AS weight,
+                       bool_or(r.line % 2 = 0 OR get_byte(r.flags, 0) & 24 <> 0) AS odd,
+                       array_agg(r.id ORDER BY r.id) AS ids
+                INTO next
+                FROM (SELECT e.ctid AS spot, e.line, e.id, e.weight, substr(e.record, 7, 1) AS flags
+                      FROM leasehold.ready e
+                      WHERE e.queue = queues[i] AND e.line = line_
+                        AND e.place >= CASE WHEN part % 3 = 1 THEN -9223372036854775807 ELSE known.starts[part / 3 + 1] END
+                        AND e.place < CASE WHEN part % 3 = 1 THEN -known.sealed ELSE 9223372036854775807 END
+                      ORDER BY e.place LIMIT wanted) AS r;
+            END IF;
+            CONTINUE WHEN next.n = 0;
+            weight_ := weight_ + next.weight;
+            IF next.odd OR weight_ > 4194304 THEN
+                RETURN;
+            END IF;
+            counts[i] := counts[i] + next.n;
+            spots := spots || next.spots;
+            first_[i] := least(first_[i], next.ids[1]);
+            final_[i] := greatest(final_[i], next.ids[next.n]);
+            taken := taken + next.n;
+        END LOOP;
+        CONTINUE WHEN counts[i] = 0;
         bases[i] := base;
-        spots := spots || next.spots;
-        first_[i] := next.ids[1];
-        final_[i] := next.ids[next.n];
-        taken := taken + next.n;
-        seen := greatest(seen, base + next.n - 1);
+        seen := greatest(seen, base + counts[i] - 1);
     END LOOP;
 
     IF riders_lane IS NOT NULL THEN

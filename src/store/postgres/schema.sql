@@ -57,6 +57,128 @@ CREATE TABLE leasehold.ready (
         autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 100000);
 CREATE INDEX ready_id ON leasehold.ready (id);
 
+-- Where the lines of a queue start. A job that was taken stays in the index until a vacuum, and whoever
+-- looks for the first job of a line would step over all that were taken before it.
+--
+-- sealed: every transaction that drew a number up to this has ended, so that no job can still appear at
+-- a place from -sealed to sealed. starts: for each of these lines a place up to which, from -sealed on,
+-- there was no job when that was known. So there never will be one, and an old answer stays true.
+--
+-- sealing: the numbers drawn when transaction `before` began. They are sealed once all transactions
+-- before that one have ended.
+CREATE TABLE leasehold.starts (
+    queue   integer    PRIMARY KEY,
+    sealed  bigint     NOT NULL DEFAULT 0,
+    lines   smallint[] NOT NULL DEFAULT '{}',
+    starts  bigint[]   NOT NULL DEFAULT '{}',
+    sealing bigint     NOT NULL,
+    before  xid8       NOT NULL
+) WITH (fillfactor = 20, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000,
+        autovacuum_vacuum_cost_delay = 0);
+
+-- What is known of a queue's starts. If the numbers themselves went back, as in a copy that was made
+-- without them, nothing is.
+CREATE FUNCTION leasehold.known_starts(of_queue integer)
+RETURNS TABLE (sealed bigint, lines smallint[], starts bigint[]) LANGUAGE sql STABLE AS $$
+    SELECT coalesce(s.sealed, 0), coalesce(s.lines, '{}'), coalesce(s.starts, '{}')
+    FROM (VALUES (of_queue)) AS q (id)
+    LEFT JOIN leasehold.starts s ON s.queue = q.id AND s.sealed <= pg_sequence_last_value('leasehold.places')
+$$;
+
+-- Where jobs of each line can be, in the order of service: what went to its front since the numbers were
+-- sealed, and what is behind its start.
+CREATE FUNCTION leasehold.stretches(of_queue integer)
+RETURNS TABLE (line smallint, since bigint, till bigint) LANGUAGE sql STABLE AS $$
+    SELECT (n / 2)::smallint,
+           CASE WHEN n % 2 = 0 THEN -9223372036854775807
+                ELSE coalesce(k.starts[array_position(k.lines, (n / 2)::smallint)], -k.sealed) END,
+           CASE WHEN n % 2 = 0 THEN -k.sealed ELSE 9223372036854775807 END
+    FROM leasehold.known_starts(of_queue) AS k CROSS JOIN generate_series(0, 31) AS n
+$$;
+
+-- Whether a queue has a job in line. Lines of which no start is known are looked through together with
+-- their neighbours: most queues use one line, and a look into each of the others costs more than the job.
+CREATE FUNCTION leasehold.has_ready(of_queue integer) RETURNS boolean LANGUAGE plpgsql STABLE
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off AS $$
+DECLARE
+    known record;
+    after smallint := -1;
+    next  smallint;
+BEGIN
+    SELECT * INTO known FROM leasehold.known_starts(of_queue);
+    FOR nth IN 1 .. cardinality(known.lines) LOOP
+        next := known.lines[nth];
+        IF EXISTS (SELECT FROM leasehold.ready e
+                   WHERE e.queue = of_queue AND e.line = next AND e.place >= known.starts[nth])
+           OR EXISTS (SELECT FROM leasehold.ready e
+                      WHERE e.queue = of_queue AND e.line = next AND e.place < -known.sealed)
+           OR EXISTS (SELECT FROM leasehold.ready e WHERE e.queue = of_queue AND e.line > after AND e.line < next)
+        THEN
+            RETURN true;
+        END IF;
+        after := next;
+    END LOOP;
+    RETURN EXISTS (SELECT FROM leasehold.ready e WHERE e.queue = of_queue AND e.line > after);
+END $$;
+
+-- Moves the starts of queues up, as far as is certain. of_lines: those that jobs were taken from.
+--
+-- Who draws a number has its transaction's number before (enqueue.sql, plain.sql). So what is drawn
+-- before this transaction has its own, is drawn by transactions before it, and they all have ended when
+-- the oldest that has not is no longer one of them. A transaction that only reads has no number, and may
+-- stay open for as long as it likes.
+CREATE FUNCTION leasehold.seal(of_namespace text, names text[], of_lines smallint[]) RETURNS void LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off SET synchronous_commit = off AS $$
+DECLARE
+    drawn bigint;
+    own   xid8;
+    was   leasehold.starts;
+    now_  leasehold.starts;
+    of_   integer;
+BEGIN
+    IF pg_current_xact_id_if_assigned() IS NOT NULL
+       OR current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN;
+    END IF;
+    drawn := coalesce(pg_sequence_last_value('leasehold.places'), 0);
+    own := pg_current_xact_id();
+    FOR of_ IN SELECT q.id FROM leasehold.queues q WHERE q.namespace = of_namespace AND q.name = ANY (names) LOOP
+        INSERT INTO leasehold.starts (queue, sealing, before) VALUES (of_, drawn, own) ON CONFLICT DO NOTHING;
+        CONTINUE WHEN FOUND;
+        -- Somebody else is at it.
+        SELECT * INTO was FROM leasehold.starts s WHERE s.queue = of_ FOR UPDATE SKIP LOCKED;
+        CONTINUE WHEN NOT FOUND;
+        IF drawn < was.sealed THEN
+            DELETE FROM leasehold.starts s WHERE s.queue = of_;
+            CONTINUE;
+        END IF;
+        now_ := was;
+        IF was.before <= pg_snapshot_xmin(pg_current_snapshot()) THEN
+            now_.sealed := was.sealing;
+        END IF;
+        -- A copy of the tables in a younger server names transactions that were never there.
+        IF now_.sealed = was.sealing OR was.before > own THEN
+            now_.sealing := drawn;
+            now_.before := own;
+        END IF;
+        now_.lines := ARRAY (SELECT DISTINCT line FROM unnest(was.lines || of_lines) AS line ORDER BY line);
+        -- Read after that, so that it sees all that the transactions have brought that have ended.
+        now_.starts := ARRAY (
+            SELECT least(now_.sealed + 1,
+                (SELECT e.place FROM leasehold.ready e WHERE e.queue = of_ AND e.line = l.line
+                   AND e.place >= -now_.sealed AND e.place < -was.sealed ORDER BY e.place LIMIT 1),
+                (SELECT e.place FROM leasehold.ready e WHERE e.queue = of_ AND e.line = l.line
+                   AND e.place >= coalesce(was.starts[array_position(was.lines, l.line)], -was.sealed)
+                 ORDER BY e.place LIMIT 1))
+            FROM unnest(now_.lines) AS l (line) ORDER BY l.line);
+        UPDATE leasehold.starts s
+        SET sealed = now_.sealed, lines = now_.lines, starts = now_.starts, sealing = now_.sealing,
+            before = now_.before
+        WHERE s.queue = of_;
+    END LOOP;
+END $$;
+
 -- state: 0 scheduled (at = run at), 1 parked (key), 3 completed, 4 dead, 5 cancelled (at = settled at).
 CREATE TABLE leasehold.aside (
     seq        bigint   PRIMARY KEY DEFAULT nextval('leasehold.places'),

@@ -31,6 +31,8 @@ pub(crate) struct Held {
     pub(crate) queue: usize,
     pub(crate) grant: Grant,
     pub(crate) leases: Box<[HeldLease]>,
+    /// Whether one of its jobs is a suspect.
+    pub(crate) has_suspect: bool,
     /// When the claim was first sent.
     pub(crate) claimed: Instant,
     claimed_stamp: u64,
@@ -45,14 +47,16 @@ pub(crate) struct Held {
     key: u64,
 }
 
-/// One lease of a grant that this process holds. In a line of the cache of its own: neighbours are
-/// worked by different threads.
+/// One lease of a grant that this process holds. In one line of the cache, and alone there:
+/// neighbours are worked by different threads.
 #[repr(align(64))]
 pub(crate) struct HeldLease {
     pub(crate) token: FencingToken,
     pub(crate) job: Arc<JobRecord>,
+    /// The job's attempt: who counts leases that have ended need not look at their jobs again.
+    pub(crate) attempt: u32,
     /// The place of its kind in the pool's list; none if no handler knows it.
-    pub(crate) kind: Option<usize>,
+    kind: Option<u32>,
     /// Set when the handler starts; zero before.
     started: AtomicU64,
     progressed: AtomicU64,
@@ -145,10 +149,12 @@ impl Stop {
 
 impl HeldLease {
     fn new(token: FencingToken, job: Arc<JobRecord>, kind: Option<usize>) -> Self {
+        const { assert!(size_of::<Self>() == 64, "one line of the cache") };
         Self {
             token,
+            attempt: job.attempt(),
             job,
-            kind,
+            kind: kind.and_then(|kind| u32::try_from(kind).ok()),
             started: AtomicU64::new(0),
             progressed: AtomicU64::new(0),
             stop: AtomicU8::new(0),
@@ -157,6 +163,11 @@ impl HeldLease {
             lapses: AtomicBool::new(false),
             rare: OnceLock::new(),
         }
+    }
+
+    /// The place of its kind in the pool's list; none if no handler knows it.
+    pub(crate) fn kind(&self) -> Option<usize> {
+        self.kind.map(|kind| kind as usize)
     }
 
     fn rare(&self) -> &Rare {
@@ -451,6 +462,7 @@ impl Board {
         let mut held: Vec<HeldLease> = Vec::with_capacity(leases.len());
         // Neighbours are mostly of one kind: looked up, and counted, once.
         let (mut kind, mut alike) = (None, 0);
+        let mut has_suspect = false;
         let count = |kind: Option<usize>, leases: u64| {
             if let Some(kind) = kind {
                 pool.kinds[kind].meters[queue].granted(leases);
@@ -463,6 +475,7 @@ impl Board {
                 (kind, alike) = (pool.kind(&lease.job.kind), 0);
             }
             alike += 1;
+            has_suspect |= lease.job.is_suspect();
             held.push(HeldLease::new(lease.token, lease.job, kind));
         }
         count(kind, alike);
@@ -473,6 +486,7 @@ impl Board {
             came_late: sent.elapsed() + guard >= granted,
             queue,
             grant,
+            has_suspect,
             claimed: sent,
             claimed_stamp: pool.clock.stamp(sent),
             guard,

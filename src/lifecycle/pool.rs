@@ -418,9 +418,8 @@ impl Pool {
     pub(crate) fn end_all(&self, held: &Held, indices: impl Iterator<Item = usize>) {
         let mut suspect = false;
         let ended = indices.filter(|index| held.leases[*index].end());
-        let ended = ended
-            .inspect(|index| suspect |= held.leases[*index].job.is_suspect())
-            .count();
+        let is_suspect = |index: usize| held.has_suspect && held.leases[index].job.is_suspect();
+        let ended = ended.inspect(|index| suspect |= is_suspect(*index)).count();
         self.board.end(held, ended);
         if suspect {
             self.suspects.leave();

@@ -311,7 +311,7 @@ fn lose(pool: &Arc<Pool>, held: &Arc<Held>, index: usize, why: Stop) {
     if why == Stop::Stalled {
         lease.let_lapse();
     }
-    if let (Some(kind), Some(why)) = (lease.kind, why.lost()) {
+    if let (Some(kind), Some(why)) = (lease.kind(), why.lost()) {
         pool.kinds[kind].meters[held.queue].lost(why);
     }
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);

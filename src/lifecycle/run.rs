@@ -190,7 +190,7 @@ fn begin<'a>(
         settle::hand_in(pool, held, index, ran, Times::default());
         return None;
     }
-    let Some(kind) = lease.kind.map(|kind| &pool.kinds[kind]) else {
+    let Some(kind) = lease.kind().map(|kind| &pool.kinds[kind]) else {
         let (queue, job) = (&held.grant.queue, &*lease.job);
         pool.observers.emit(|| Event::UnknownKind { queue, job });
         settle::hand_in(pool, held, index, Ran::UnknownKind, Times::default());
@@ -266,7 +266,7 @@ fn end(
 /// Runs a handler that nobody attends to: it is polled by hand.
 #[cfg(feature = "testing")]
 pub(crate) async fn alone(held: Arc<Run>, index: usize) -> Ran {
-    let Some(kind) = held.leases[index].kind else {
+    let Some(kind) = held.leases[index].kind() else {
         return Ran::UnknownKind;
     };
     let ctx = Context::new(Arc::clone(&held), index);

@@ -526,11 +526,11 @@ fn close_completed(
     for (index, verdict) in verdicts {
         let lease = &held.leases[index];
         let outcome = completion(lease);
-        let (Verdict::Held { late: false, .. }, Some(kind)) = (verdict, lease.kind) else {
+        let (Verdict::Held { late: false, .. }, Some(kind)) = (verdict, lease.kind()) else {
             close_one(pool, held, index, &outcome, verdict, release);
             continue;
         };
-        let this = (kind, lease.job.attempt());
+        let this = (kind, lease.attempt);
         match &mut alike {
             Some((last, count)) if *last == this => *count += 1,
             alike => {
@@ -562,9 +562,9 @@ fn close_one(
             if late {
                 queue.meter.late();
             }
-            if let Some(kind) = lease.kind {
+            if let Some(kind) = lease.kind() {
                 let meter = &pool.kinds[kind].meters[held.queue];
-                meter.released(outcome, cancel, lease.job.attempt(), release, 1);
+                meter.released(outcome, cancel, lease.attempt, release, 1);
             }
         }
         Verdict::Fenced => queue.meter.settle_fenced(),
@@ -618,7 +618,7 @@ pub(crate) fn hand_in(pool: &Pool, held: &Arc<Run>, index: usize, ran: Ran, time
     let at = held.queue;
     let lease = &held.leases[index];
     lease.hand_in();
-    if let Some(kind) = lease.kind {
+    if let Some(kind) = lease.kind() {
         times.record(&pool.kinds[kind].meters[at]);
     }
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);

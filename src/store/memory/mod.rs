@@ -155,6 +155,9 @@ impl Store for MemoryStore {
 
     async fn enqueue(&self, request: EnqueueRequest) -> Result<Vec<Enqueued>> {
         request.validate().map_err(at(Verb::Enqueue))?;
+        // Before the lock is taken: others need not wait for it.
+        let mut jobs = Arc::unwrap_or_clone(request.jobs);
+        enqueue::own_payloads(&mut jobs);
         self.call(
             request.request,
             Answer::Enqueue,
@@ -165,7 +168,7 @@ impl Store for MemoryStore {
                     None
                 }
             },
-            |state, now| Ok(state.enqueue(Arc::unwrap_or_clone(request.jobs), now)),
+            |state, now| Ok(state.enqueue(jobs, now)),
         )
         .map_err(at(Verb::Enqueue))
     }

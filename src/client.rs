@@ -10,6 +10,8 @@ use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::inspect::{
     self, AuditView, JobView, LeaseFilter, LeaseView, Ledger, Page, Paged, ParkedView, QueueView,
 };
+#[cfg(feature = "sqlite")]
+use crate::job::without_zero;
 use crate::job::{Job, JobId, JobState, Namespace, NewJob, QueueName};
 use crate::lifecycle::enqueue::{Enqueuer, no_answer};
 use crate::lifecycle::lane::{Answer, Lane, Session};
@@ -323,6 +325,7 @@ async fn open_sqlite(path: &str, settings: Settings) -> Result<Arc<dyn Store>> {
     if path.is_empty() {
         return Err(Error::invalid("url", "no path", "sqlite://PATH").during(Verb::Open));
     }
+    without_zero("url", &path).map_err(|e| e.during(Verb::Open))?;
     let mut options = SqliteOptions::default().namespace(settings.namespace);
     if settings.synchronous_normal {
         options = options.synchronous_normal();

@@ -34,6 +34,9 @@ pub mod limits {
     pub const HEADER_BYTES: usize = 16 * 1024;
     /// Bytes kept of a failure's reason: enough for an error chain, not for a core dump.
     pub const REASON_BYTES: usize = 4 * 1024;
+    /// Slots of one worker. Each is a task of the runtime: a larger number is a mistake, and would fill
+    /// the memory before the first job is claimed.
+    pub const SLOTS: usize = 100_000;
     /// Bytes in an owner, a task, an actor.
     pub const OWNER_BYTES: usize = 256;
     /// Jobs, settlements, beats or checkpoints in one call.

@@ -189,7 +189,7 @@ impl Key {
     pub fn new(key: impl AsRef<str>) -> Result<Self> {
         let key = key.as_ref();
         if key.len() > limits::KEY_BYTES {
-            let limit = format!("{} bytes", limits::KEY_BYTES);
+            let limit = format!("at most {} bytes", limits::KEY_BYTES);
             return Err(Error::invalid("key", format!("{} bytes", key.len()), limit));
         }
         Ok(Self(key.into()))

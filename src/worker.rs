@@ -147,18 +147,19 @@ impl WorkerBuilder {
         self
     }
 
-    /// Claims from this queue. Without any, the queues of the handled jobs are used.
+    /// Claims from this queue. Without any, the queues of the handled jobs are used; once one is
+    /// named, only those that are named.
     pub fn queue(self, name: impl Into<String>) -> Self {
         self.queue_with(QueueConfig::new(name))
     }
 
-    /// Claims from a queue with settings of its own.
+    /// Claims from a queue with settings of its own. As [`queue`](Self::queue): name the others, too.
     pub fn queue_with(mut self, queue: QueueConfig) -> Self {
         self.queues.push(queue);
         self
     }
 
-    /// How many handlers may run at once. 16 by default.
+    /// How many handlers may run at once. 16 by default, at most 100,000.
     pub fn slots(mut self, slots: usize) -> Self {
         self.slots = slots;
         self
@@ -261,7 +262,7 @@ impl WorkerBuilder {
     /// If the runtime has no timers (`enable_time`).
     pub async fn run_until(self, stop: impl Future<Output = ()> + Send) -> Result<Report> {
         let executor = Arc::clone(&self.executor);
-        let pool = self.build()?;
+        let pool = self.build().map_err(|e| e.during(Verb::Run))?;
         run_pool(&pool, &*executor, stop).await
     }
 
@@ -269,6 +270,7 @@ impl WorkerBuilder {
         if self.slots == 0 {
             return Err(Error::invalid("slots", 0, "at least 1").during(Verb::Run));
         }
+        at_most("slots", self.slots, limits::SLOTS, "slots")?;
         at_most("prefetch", self.prefetch, limits::GRANT_LEASES, "leases")?;
         if self.handlers.is_empty() {
             return Err(Error::invalid("handlers", "none", "at least 1").during(Verb::Run));
@@ -296,13 +298,17 @@ impl WorkerBuilder {
             .task
             .unwrap_or_else(|| format!("run-{}", crate::JobId::generate()))
             .into();
-        at_most("owner", owner.len(), limits::OWNER_BYTES, "bytes")?;
-        at_most("task", task.len(), limits::OWNER_BYTES, "bytes")?;
+        for (field, name) in [("owner", &owner), ("task", &task)] {
+            if !(1..=limits::OWNER_BYTES).contains(&name.len()) {
+                let found = format!("{} bytes", name.len());
+                let allowed = format!("1 to {} bytes", limits::OWNER_BYTES);
+                return Err(Error::invalid(field, found, allowed));
+            }
+            without_zero(field, name)?;
+        }
         duration("grace", self.grace)
             .and_then(|()| duration("drain_grace", self.drain_grace))
             .map_err(|e| e.during(Verb::Run))?;
-        without_zero("owner", &owner)?;
-        without_zero("task", &task)?;
         let plan = Plan {
             owner,
             task,

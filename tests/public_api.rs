@@ -151,11 +151,14 @@ async fn a_worker_that_cannot_start_says_what_to_change() {
     let error = client.worker().run_until(async {}).await.unwrap_err();
     assert_eq!(error.field(), Some("handlers"));
 
-    let error = Client::open("mysql://somewhere").await.unwrap_err();
-    assert_eq!(
-        (error.kind(), error.field()),
-        (ErrorKind::InvalidInput, Some("url"))
-    );
+    for url in ["mysql://somewhere", "sqlite://a\0b.db"] {
+        let error = Client::open(url).await.unwrap_err();
+        assert_eq!(
+            (error.kind(), error.field()),
+            (ErrorKind::InvalidInput, Some("url")),
+            "{error}"
+        );
+    }
 }
 
 #[test]

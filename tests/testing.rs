@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use leasehold::fence::file::FencedFile;
 use leasehold::fence::memory::Cell;
 use leasehold::testing::{self, Ended, FaultKind, FrozenAt, Report, Zombie, await_point};
 use leasehold::{Context, Failure, FencingToken, Handler, Job, NewJob, async_trait};
@@ -209,6 +210,57 @@ fn a_right_handler_passes() {
     assert_eq!(report.await_points(), 5);
     assert!(report.runs() > 5 * 6, "{report}");
     report.assert_safe();
+}
+
+/// A directory with a file in it, which goes with the last of its clones.
+#[derive(Clone)]
+struct Lines(Arc<tempfile::TempDir>);
+
+impl Lines {
+    fn path(&self) -> std::path::PathBuf {
+        self.0.path().join("lines")
+    }
+
+    fn look(&self) -> usize {
+        std::fs::read_to_string(self.path()).map_or(0, |text| text.lines().count())
+    }
+}
+
+/// Notes the job in a file, once: behind its fence, or past it.
+fn note_in_file(fenced: bool) -> Report {
+    fn noted(mut text: Vec<u8>, id: &str) -> Vec<u8> {
+        if !text.windows(id.len()).any(|part| part == id.as_bytes()) {
+            text.extend(id.bytes().chain(*b"\n"));
+        }
+        text
+    }
+    let make = || Lines(Arc::new(tempfile::tempdir().unwrap()));
+    Zombie::new(&JOB, make, move |lines| {
+        move |_: Merge, ctx: Context| {
+            let path = lines.path();
+            async move {
+                let id = ctx.job_id().to_string();
+                if fenced {
+                    let mut file = ctx.fence(FencedFile::new(path)).await?;
+                    file.write(move |text| noted(text, &id)).await?;
+                } else {
+                    let text = std::fs::read(&path).unwrap_or_default();
+                    await_point().await;
+                    std::fs::write(&path, noted(text, &id))?;
+                }
+                Ok::<(), Failure>(())
+            }
+        }
+    })
+    .watch("lines", Lines::look)
+    .run()
+}
+
+#[test]
+fn a_file_stands_still_with_its_handler() {
+    note_in_file(true).assert_safe();
+    let report = note_in_file(false);
+    assert_eq!(kinds(&report), [FaultKind::Accepted].into(), "{report}");
 }
 
 #[test]

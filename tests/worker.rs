@@ -759,6 +759,18 @@ async fn settings_that_cannot_work_are_refused_by_name() {
         refused(worker().handle(ok).slots(0).run_until(never()).await),
         "slots"
     );
+    for (field, worker) in [
+        ("slots", worker().slots(usize::MAX)),
+        ("prefetch", worker().prefetch(usize::MAX)),
+        ("owner", worker().owner("")),
+        ("task", worker().task("t".repeat(257))),
+        ("owner", worker().owner("a\0b")),
+    ] {
+        let error = worker.handle(ok).run_until(never()).await.unwrap_err();
+        assert_eq!(error.field(), Some(field), "{error}");
+        let text = error.to_string();
+        assert!(text.starts_with(&format!("run: {field}: found ")), "{text}");
+    }
     assert_eq!(refused(worker().run_until(never()).await), "handlers");
     assert_eq!(
         refused(worker().handle(ok).handle(ok).run_until(never()).await),

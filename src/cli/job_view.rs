@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::act::counted;
 use super::{Cli, Done, Output, jobs, leases, out};
 use crate::inspect::JobView;
 use crate::lease::{EndedLease, LeaseEnd};
@@ -126,10 +127,15 @@ fn text(view: &JobView) -> String {
     line(
         "attempt",
         format!(
-            "{} ({} failures, {} expiries of {})",
+            "{} ({}, {} {} of {})",
             job.attempt(),
-            job.failures,
+            counted(job.failures.into(), "failure"),
             job.expiries,
+            if job.expiries == 1 {
+                "expiry"
+            } else {
+                "expiries"
+            },
             job.options.max_expiries
         ),
     );

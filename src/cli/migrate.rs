@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use super::{Cli, Done};
+use super::{Cli, Done, Trouble};
 use crate::store::PostgresStore;
 
 /// Makes the schema or brings it up to date. Stores do that when they are opened, unless their role
@@ -24,7 +24,13 @@ pub(super) async fn run(args: &Args, cli: &Cli) -> Done {
         out.write_all(PostgresStore::migrations(&args.schema)?.as_bytes())?;
         return Ok(());
     }
-    PostgresStore::open(cli.url()?).await?;
+    let url = cli.url()?;
+    if !url.starts_with("postgres:") && !url.starts_with("postgresql:") {
+        let why =
+            "url: only PostgreSQL has tables to migrate; other stores do it when they are opened";
+        return Err(Trouble::Usage(why.into()));
+    }
+    PostgresStore::open(url).await?;
     writeln!(out, "the schema is up to date")?;
     Ok(())
 }

@@ -223,12 +223,12 @@ theme.addEventListener("click", () => {
   label();
 });
 
-// g then a letter leads to a screen; / to the filter.
+// g then a letter leads to a screen; / to the filter, or where there is none to the search for a job.
 let leading = 0;
 document.addEventListener("keydown", (event) => {
   if (event.target.closest("input, textarea, dialog") || event.metaKey || event.ctrlKey || event.altKey) return;
   if (event.key === "/") {
-    const field = document.querySelector(".filter input");
+    const field = document.querySelector(".filter input") || document.querySelector(".find input");
     if (field) {
       event.preventDefault();
       field.focus();

@@ -283,7 +283,7 @@ fn margins(study: &Study) -> Html {
     let words = match study.live {
         0 => "No live leases to measure.".to_owned(),
         live => format!(
-            "The share of the term that is left, of the {} that expire first. Renewed at a third, a healthy one stays above 60 %.",
+            "The share of the term that is left to the next to expire: {}. Renewed at a third, a healthy one stays above 60 %.",
             count(live, "live lease")
         ),
     };

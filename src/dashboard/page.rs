@@ -61,6 +61,8 @@ pub(super) struct Params {
     pub(super) task: Option<String>,
     pub(super) after: Option<String>,
     pub(super) window: Option<String>,
+    /// The id that somebody looks for.
+    job: Option<String>,
     /// What a command did, for the line on top.
     pub(super) done: Option<String>,
     pub(super) n: Option<u64>,
@@ -114,6 +116,8 @@ impl FromRequestParts<Arc<App>> for Asked {
         let path = parts.uri.path();
         if let Some(id) = path.strip_prefix("/jobs/") {
             id.clone_into(&mut params.id);
+        } else if let Some(id) = given(params.job.as_ref()) {
+            params.id = id.to_owned();
         }
         let cookies = parts.headers.get(header::COOKIE);
         let cookies = cookies
@@ -314,6 +318,8 @@ pub(super) async fn show(screen: Screen, asked: &Asked) -> std::result::Result<S
         Screen::Overview => overview::show(asked).await,
         Screen::Leases => leases::show(asked).await,
         Screen::Queues => queues::show(asked).await,
+        // Found by its id, from the field beside the navigation.
+        Screen::Jobs if !asked.params.id.is_empty() => job::show(asked).await,
         Screen::Jobs => jobs::show(asked).await,
         Screen::Job => job::show(asked).await,
         Screen::Dead => dead::show(asked).await,
@@ -431,7 +437,11 @@ pub(super) fn document(
             name
         );
     }
-    put!(html, r#"</ul></nav><div class="tools">"#);
+    put!(
+        html,
+        r#"</ul></nav><form class="find" role="search" action="{}"><input type="search" name="job" aria-label="Find a job by its id" placeholder="Find a job by its id" autocomplete="off" spellcheck="false" required></form><div class="tools">"#,
+        asked.to("/jobs")
+    );
     put!(
         html,
         r#"<button type="button" id="pulse" class="pulse" data-state="off" hidden><i></i><span>Live</span></button>

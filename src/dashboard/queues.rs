@@ -256,7 +256,15 @@ fn utilization(view: &QueueView, points: &[Point], measured: &HashMap<String, f6
     }
     let mean = sum as f64 / points.len() as f64;
     if measured.is_empty() {
-        return html!("{}", format!("{mean:.1}"));
+        return html!("{}", slots(mean));
     }
-    html!("{} <small>busy</small>", format!("{mean:.1}"))
+    html!("{} <small>busy</small>", slots(mean))
+}
+
+/// A mean number of slots: `0.4`, `12.5`, `1,498`.
+fn slots(mean: f64) -> String {
+    if mean < 100.0 {
+        return format!("{mean:.1}");
+    }
+    grouped(mean.round() as u64)
 }

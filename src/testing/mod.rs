@@ -54,7 +54,7 @@ mod zombie;
 
 pub use crate::clock::ManualClock;
 pub use point::await_point;
-pub(crate) use point::opened;
+pub(crate) use point::{is_polled, opened};
 pub use report::{Fault, FaultKind, FrozenAt, Report};
 pub use run::{Ended, Ran, run};
 pub use zombie::Zombie;

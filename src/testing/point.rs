@@ -44,10 +44,15 @@ fn polled() -> Option<Arc<Notes>> {
     POLLED.with_borrow(Clone::clone)
 }
 
+/// Whether a test polls a handler on this thread.
+pub(crate) fn is_polled() -> bool {
+    POLLED.with_borrow(Option::is_some)
+}
+
 /// A place where the handler can be frozen, for fakes: put one where the real thing has a round
 /// trip. Outside a test of this module it does nothing.
 pub async fn await_point() {
-    let mut passed = polled().is_none();
+    let mut passed = !is_polled();
     poll_fn(|cx| {
         if std::mem::replace(&mut passed, true) {
             return Poll::Ready(());

@@ -58,7 +58,8 @@ impl<R: Clone + Send + 'static> Zombie<R> {
     /// A test of the handler that `handler` makes, on this job.
     ///
     /// `make` makes the resources afresh; clones must share them, as clients of one database do.
-    /// They are in this process: memory, SQLite. Real sockets do not go with virtual time.
+    /// They are in this process: memory, SQLite, files behind a
+    /// [`FencedFile`](crate::fence::file::FencedFile). Real sockets do not go with virtual time.
     pub fn new<J: Job, H: Handler<J>>(
         job: &J,
         make: impl Fn() -> R + Send + 'static,

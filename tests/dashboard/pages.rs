@@ -210,6 +210,30 @@ async fn a_queue_shows_the_keys_with_the_most_parked_jobs() {
     assert!(page.body.contains("14 behind their key"));
 }
 
+#[tokio::test]
+async fn a_job_is_found_by_its_id_from_every_page() {
+    let client = memory();
+    let job = scene::job("mail", "send_mail", "{}");
+    let id = client.enqueue_new(job).await.unwrap().id().to_string();
+    let at = serve(Dashboard::new(client), "/ops").await;
+    for path in ["/ops", "/ops/leases", "/ops/queues", "/ops/nowhere"] {
+        let page = get(at, path).await;
+        let form = r#"<form class="find" role="search" action="/ops/jobs">"#;
+        assert!(page.body.contains(form), "{path}");
+    }
+    let page = get(at, &format!("/ops/jobs?job=+{id}%0A")).await;
+    assert_eq!(page.status, 200);
+    assert!(page.body.contains(&format!("<h1>Job {id}</h1>")));
+    let unknown = "01920000-0000-7000-8000-000000000000";
+    for other in [unknown, "nonsense", "%3Cscript%3Ealert(1)%3C%2Fscript%3E"] {
+        let page = get(at, &format!("/ops/jobs?job={other}")).await;
+        assert_eq!(page.status, 404, "{other}");
+        assert!(page.body.contains("<h1>Not here</h1>"), "{other}");
+        assert!(!page.body.contains("alert(1)"), "{other}");
+    }
+    assert_eq!(get(at, "/ops/jobs?job=").await.status, 400, "no queue");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn it_works_under_a_prefix_and_inside_another_application() {
     let client = memory();

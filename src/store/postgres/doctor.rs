@@ -44,7 +44,7 @@ pub(crate) async fn examine(text: &str) -> Result<Vec<Finding>> {
         ))
     };
     let connected = connected.map_err(silent)?;
-    let (db, connection) = connected.map_err(|error| failed(explain(error)))?;
+    let (db, connection) = connected.map_err(|error| failed(explain(&error)))?;
     let driver = tokio::spawn(connection);
     let patient = Patient { db, options };
     let findings = patient.examine().await;

@@ -1,5 +1,7 @@
 //! What can go wrong in a step, and what it is called outside.
 
+use std::error::Error as StdError;
+
 use tokio_postgres::error::SqlState;
 
 use crate::error::{Error, ErrorKind};
@@ -26,9 +28,9 @@ impl From<tokio_postgres::Error> for Fault {
             SqlState::T_R_DEADLOCK_DETECTED,
         ];
         if error.code().is_some_and(|code| again.contains(code)) {
-            Self::Again(explain(error))
+            Self::Again(explain(&error))
         } else {
-            Self::Broken(explain(error))
+            Self::Broken(explain(&error))
         }
     }
 }
@@ -79,12 +81,17 @@ pub(super) fn mixed_up() -> Fault {
 }
 
 /// An engine's error in the words of the crate.
-pub(super) fn explain(error: tokio_postgres::Error) -> Error {
+pub(super) fn explain(error: &tokio_postgres::Error) -> Error {
     let (kind, detail) = match error.code() {
-        None if is_tls(&error) => (
+        None if is_tls(error) => (
             ErrorKind::Unsupported,
             "no encrypted connection: the server offers none, or cannot prove who it is; see sslmode \
              and sslrootcert",
+        ),
+        None if is_address(error) => (
+            ErrorKind::InvalidInput,
+            "the address has no host, or what does not fit together; \
+             postgres://USER:PASSWORD@HOST:PORT/DATABASE",
         ),
         None => (
             ErrorKind::Unavailable,
@@ -96,8 +103,16 @@ pub(super) fn explain(error: tokio_postgres::Error) -> Error {
     // What the server says in one line; what else it tells may show what is stored.
     match error.as_db_error() {
         Some(told) => explained.caused_by(told.message().to_owned()),
-        None => explained.caused_by(error),
+        // Whether nobody listens there or nobody knows the host is only said further below.
+        None => explained.caused_by(match root(error) {
+            Some(root) => format!("{error}: {root}"),
+            None => error.to_string(),
+        }),
     }
+}
+
+fn root(error: &tokio_postgres::Error) -> Option<&dyn StdError> {
+    std::iter::successors(error.source(), |&error| error.source()).last()
 }
 
 /// The crate below tells it by its text alone.
@@ -105,6 +120,10 @@ fn is_tls(error: &tokio_postgres::Error) -> bool {
     error
         .to_string()
         .starts_with("error performing TLS handshake")
+}
+
+fn is_address(error: &tokio_postgres::Error) -> bool {
+    error.to_string().starts_with("invalid configuration")
 }
 
 fn meaning(code: &SqlState) -> (ErrorKind, &'static str) {

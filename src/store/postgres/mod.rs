@@ -357,7 +357,7 @@ impl PostgresStore {
     async fn connection(&self) -> Done<Open> {
         match self.shared.pool.get().await {
             Ok(client) => Ok(Open(Some(client))),
-            Err(PoolError::Backend(error)) => Err(Fault::Broken(explain(error))),
+            Err(PoolError::Backend(error)) => Err(Fault::Broken(explain(&error))),
             Err(error @ PoolError::Timeout(TimeoutType::Create)) => {
                 let why = "the server does not answer";
                 Err(Fault::Broken(

@@ -8,7 +8,7 @@
 //! **Invariant (I4).** No start is ahead of a job, nor of one that a transaction still open may bring.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::PostgresStore;
 use super::tx::{Tx, args};
@@ -29,10 +29,12 @@ impl PostgresStore {
         let names = request.queues.iter().map(|queue| queue.queue.to_string());
         let leases = claimed.grants.iter().flat_map(|grant| &grant.leases);
         let lines: BTreeSet<i16> = leases.map(|lease| line_of(&lease.job) as i16).collect();
-        let (names, lines) = (Vec::from_iter(names), Vec::from_iter(lines));
+        let (names, lines): (Vec<String>, Vec<i16>) =
+            (names.collect(), lines.into_iter().collect());
         let store = self.clone();
         tokio::spawn(async move {
             let base = &store.shared.base;
+            let _sealing = Sealing(&base.sealing);
             if let Ok(open) = store.connection().await
                 && let Ok(db) = open.client()
             {
@@ -41,7 +43,15 @@ impl PostgresStore {
                     open.done();
                 }
             }
-            base.sealing.store(false, Ordering::Relaxed);
         });
+    }
+}
+
+/// One at a time, also after one whose runtime has ended under it.
+struct Sealing<'a>(&'a AtomicBool);
+
+impl Drop for Sealing<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
     }
 }

@@ -32,7 +32,13 @@ pub(super) fn parsed(url: &str) -> Result<(Config, PostgresOptions)> {
             Some((name, _)) if FOREIGN.contains(&name) => {
                 return Err(wrong(name, "sslmode and sslrootcert alone"));
             }
-            _ => theirs.push(pair),
+            _ => {
+                // The rest of the address aside, so that it can be said which one is wrong.
+                if format!("postgres://host?{pair}").parse::<Config>().is_err() {
+                    return Err(wrong(name_of(pair), "a setting of the server's or of ours"));
+                }
+                theirs.push(pair);
+            }
         }
     }
     let mut rest = address.to_owned();
@@ -71,6 +77,17 @@ pub(super) fn parsed(url: &str) -> Result<(Config, PostgresOptions)> {
     Ok((config, options))
 }
 
+/// The name of a setting, unless it is something else that went astray.
+fn name_of(pair: &str) -> &str {
+    let name = pair.split('=').next().unwrap_or_default();
+    let is_name = |name: &str| name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+    if name.len() <= 32 && is_name(name) {
+        name
+    } else {
+        "a setting that cannot be read"
+    }
+}
+
 fn wrong(setting: &str, allowed: &str) -> Error {
     Error::invalid("url", setting, allowed)
 }
@@ -95,6 +112,21 @@ mod tests {
             config.get_connect_timeout(),
             Some(&std::time::Duration::from_secs(3))
         );
+    }
+
+    #[test]
+    fn a_setting_that_nobody_knows_is_named() {
+        for (query, named) in [
+            ("connect_timeout=3&nonsense=1", Some("nonsense")),
+            ("connect_timeout=soon", Some("connect_timeout")),
+            ("hunter2=1", None),
+        ] {
+            let error = of(query).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{query}");
+            let text = error.to_string();
+            assert!(named.is_none_or(|named| text.contains(named)), "{text}");
+            assert!(!format!("{error:?}").contains("hunter2"));
+        }
     }
 
     #[test]

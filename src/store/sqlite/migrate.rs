@@ -56,10 +56,12 @@ fn cannot_open(path: &Path, error: rusqlite::Error) -> Fault {
         .filter(|parent| !parent.as_os_str().is_empty());
     let has_parent = parent.is_none_or(Path::is_dir);
     match error.sqlite_error_code() {
-        // The directory is there, so what is missing is the right to make or open the file.
-        Some(ErrorCode::CannotOpen) if has_parent && !path.is_dir() => {
-            Fault::Broken(read_only().caused_by(error))
+        Some(ErrorCode::CannotOpen) if path.is_dir() => {
+            let detail = "the path is a directory; name a file in it";
+            Fault::Broken(Error::new(ErrorKind::InvalidInput, detail).caused_by(error))
         }
+        // The directory is there, so what is missing is the right to make or open the file.
+        Some(ErrorCode::CannotOpen) if has_parent => Fault::Broken(read_only().caused_by(error)),
         _ => Fault::Broken(explain(error)),
     }
 }

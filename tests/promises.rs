@@ -224,7 +224,8 @@ fn every_test_that_the_changelog_names_exists() {
 /// Control arm: what is not there is missed.
 #[test]
 fn a_name_without_a_test_is_found() {
-    let page = |cell: &str| format!("| | promise | held by |\n|---|---|---|\n| I0 | a | {cell} |\n");
+    let page =
+        |cell: &str| format!("| | promise | held by |\n|---|---|---|\n| I0 | a | {cell} |\n");
     for good in [
         "`promises::a_name_without…`",
         "`promises`, `…without_a_test…`",

@@ -216,3 +216,22 @@ async fn opening_rides_with_the_first_commands_and_trouble_is_no_refusal() {
     let stale = fence.open(&scope(), old).await.unwrap_err();
     assert_eq!(stale.stale().unwrap().mark(), new);
 }
+
+/// More scopes than one step of a prune takes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_prune_of_many_scopes_leaves_none() {
+    let server = Standalone::start(&[]);
+    let mut connection = connect(&server).await;
+    let fence = RedisFence::new(connection.clone(), "bank").unwrap();
+    for n in 0..501 {
+        let scope = Scope::parse(&format!("bank/default/k:{n}")).unwrap();
+        fence.open(&scope, FencingToken::new(9)).await.unwrap();
+    }
+    let mut left = redis::cmd("ZCARD");
+    left.arg(fence.key("fence:marks"));
+    let before: u64 = left.query_async(&mut connection).await.unwrap();
+    fence.prune(FencingToken::new(10)).await.unwrap();
+    let after: u64 = left.query_async(&mut connection).await.unwrap();
+    assert_eq!((before, after), (501, 0));
+}

@@ -326,6 +326,15 @@ impl Plan {
             script: script(workload, &mut dice),
         }
     }
+
+    /// How far the store's clock is set back in all.
+    pub(crate) fn set_back(&self) -> Duration {
+        let jumps = self.troubles.iter().map(|(_, trouble)| match trouble {
+            Trouble::Jump(millis) if *millis < 0 => millis.unsigned_abs(),
+            _ => 0,
+        });
+        Duration::from_millis(jumps.sum())
+    }
 }
 
 impl fmt::Display for Plan {

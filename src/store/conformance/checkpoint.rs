@@ -155,6 +155,30 @@ pub async fn answers_come_in_order(d: &Driver) {
     assert_eq!(answers, [Checkpointed::Fenced, SAVED, behind, SAVED]);
 }
 
+/// States that are saved by one call are kept apart, to the last byte.
+pub async fn each_state_of_a_call_is_its_own(d: &Driver) {
+    d.enqueue_many(2).await;
+    let held = d.claim(2).await;
+    let point = |at: usize, state| Checkpoint {
+        receipt: held[at].receipt.clone(),
+        seq: 1,
+        bytes: Bytes::from_static(state),
+    };
+    let request = CheckpointRequest {
+        request: d.request(),
+        checkpoints: vec![point(0, b"the first"), point(1, b"and the next")],
+    };
+    let answers = d.store().checkpoint(request).await.expect("checkpoint");
+    assert_eq!(answers, [SAVED, SAVED]);
+    d.advance(TERM).await;
+    for (held, state) in held.iter().zip(["the first", "and the next"]) {
+        let again = d.claim_one().await;
+        assert_eq!(again.id(), held.id());
+        let saved = again.job.checkpoint.clone().expect("a checkpoint");
+        assert_eq!(saved.bytes, state.as_bytes());
+    }
+}
+
 /// Empty state is state.
 pub async fn empty_state_is_state(d: &Driver) {
     let held = d.held(job().retention(secs(9))).await;

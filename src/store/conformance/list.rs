@@ -126,6 +126,7 @@ macro_rules! __conformance_cases {
                 a_long_reason_is_cut
                 limits_are_checked
                 many_in_one_call
+                two_grants_of_one_claim
                 each_in_its_own_way
                 late_is_told_of_each_grant
                 a_cancel_is_told_of_one_lease
@@ -142,6 +143,7 @@ macro_rules! __conformance_cases {
                 a_cancel_is_told
                 it_extends_nothing
                 answers_come_in_order
+                each_state_of_a_call_is_its_own
                 empty_state_is_state
                 limits_are_checked
                 the_same_sequence_is_written_over

@@ -6,7 +6,7 @@ use super::driver::{
     Driver, HELD, TERM, bury, complete, job, queue, retry, secs, snooze, surrender,
 };
 use crate::error::ErrorKind;
-use crate::job::{JobState, Kind, NewJob, limits};
+use crate::job::{JobOptions, JobState, Kind, NewJob, limits};
 use crate::lease::{FencingToken, Issuer, LeaseEnd, Verdict};
 use crate::lifecycle::DISBELIEVED_DELAY;
 use crate::store::{Checkpointed, Command, Enqueued, Outcome, Select, SettleRequest};
@@ -269,6 +269,22 @@ pub async fn many_in_one_call(d: &Driver) {
         .await;
     assert_eq!(verdicts.expect("settle"), vec![HELD; 1_000]);
     assert_eq!(d.ledger().await.completed, 1_000);
+}
+
+/// Leases of two grants of one claim are not mistaken for neighbours, though their places are.
+pub async fn two_grants_of_one_claim(d: &Driver) {
+    let longer = || job().options(JobOptions::default().term(2 * TERM));
+    d.enqueue_all(vec![job(), longer(), longer()]).await;
+    let held = d.claim(3).await;
+    let [one, other, next] = &held[..] else {
+        panic!("{} leases", held.len());
+    };
+    assert_ne!(one.receipt.grant(), next.receipt.grant());
+    let request = d.settle_request(vec![(one, complete()), (next, complete())]);
+    let verdicts = d.store().settle(request).await.expect("settle");
+    assert_eq!(verdicts, [HELD, HELD]);
+    assert_eq!(d.state(other.id()).await, Some(JobState::Leased));
+    d.settled(other, complete()).await;
 }
 
 /// One call may end leases of several grants, each in its own way; a stale one ends none of them.

@@ -1,11 +1,23 @@
 -- ends: live grants by (deadline, token), between two deadlines. `visit` gets the id, the deadline and the
--- number of leases alive, and says false if it has had enough.
+-- number of leases alive, and says false if it has had enough. No more is read than it wants.
 local function by_deadline(since, upto, visit)
-  local from, till, bases, names, order, tills = 0, nil, {}, {}, {}, {}
-  local function end_group()
-    table.sort(bases)
-    for _, base in ipairs(bases) do order[#order + 1], tills[#order + 1] = names[base], till end
-    bases, names = {}, {}
+  -- Entries of one deadline come by the first token of each. What waits has a token that a round still to
+  -- come could go before.
+  local waiting, names, first, till = {}, {}, 1, nil
+  local order, tills = {}, {}
+  local function let_pass(before)
+    while waiting[first] and waiting[first] < before do
+      order[#order + 1], tills[#order + 1] = names[waiting[first]], till
+      first = first + 1
+    end
+    if not waiting[first] then waiting, first = {}, 1 end
+  end
+  local function wait(base, name)
+    if names[base] then return end
+    names[base] = name
+    local at = #waiting
+    while at >= first and waiting[at] > base do at = at - 1 end
+    table.insert(waiting, at + 1, base)
   end
   -- A round has names of some that have left it: they are gone, or have another deadline.
   local function visit_all()
@@ -19,26 +31,21 @@ local function by_deadline(since, upto, visit)
     end
     order, tills = {}, {}
   end
-  while true do
+  for from = 0, math.huge, 100 do
     local some = call('ZRANGE', ENDS, since, upto, 'BYSCORE', 'LIMIT', from, 100, 'WITHSCORES')
     for n = 1, #some, 2 do
       local roll, score = some[n], tonumber(some[n + 1])
       if score ~= till then
-        end_group()
-        if #order >= 100 and visit_all() == false then return end
-        till = score
+        let_pass(math.huge)
+        till, names = score, {}
       end
+      let_pass((read('>I8', roll)))
       if #roll == ROUND then roll = call('HGET', HELD, roll) end
-      for at = 1, #roll, NAME do
-        local base = (read('>I8', roll, at))
-        if not names[base] then bases[#bases + 1] = base end
-        names[base] = sub(roll, at, at + NAME - 1)
-      end
+      for at = 1, #roll, NAME do wait((read('>I8', roll, at)), sub(roll, at, at + NAME - 1)) end
     end
     if #some < 200 then break end
     if visit_all() == false then return end
-    from = from + 100
   end
-  end_group()
+  let_pass(math.huge)
   visit_all()
 end

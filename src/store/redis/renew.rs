@@ -36,9 +36,11 @@ impl RedisStore {
             // A grant that is named twice is renewed in the order of its beats.
             let mut grants = HashSet::new();
             let once = places.iter().all(|at| grants.insert(beats[*at].grant));
-            let (plain, others): (Vec<usize>, Vec<usize>) = places
+            let (mut plain, others): (Vec<usize>, Vec<usize>) = places
                 .into_iter()
                 .partition(|at| once && is_here && plain_run(&beats[*at]).is_some());
+            // A round is found by the first of its tokens.
+            plain.sort_unstable_by_key(|at| beats[*at].grant);
             for chunk in plain.chunks(CHUNK) {
                 let [mut names, mut runs] = [Out::default(), Out::default()];
                 for (beat, run) in chunk

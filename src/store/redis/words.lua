@@ -27,8 +27,9 @@ local LASTING = UNIQUE + EXCLUSIVE + RETENTION
 -- term, leases, those alive, noted. Short, so that many are alike.
 local CELL, KIND = '<I8I4c12I8I8I2I2I1', 25
 local SAME_TIME = 16777216
--- Grants that one call renews form a round: ENDS has them under one name, as they share a deadline. HELD has
--- the names of those that came into it behind its name, and behind that and a zero how many have stayed.
+-- Grants that one call renews form a round: ENDS has them under one name, which begins with the least of
+-- their ids, as they share a deadline. HELD has the names of those that came into it behind its name, and
+-- behind that and a zero how many have stayed.
 local ROUND, ALONE, STAYED = 12, rep('\0', 12), '\0'
 -- Behind its id: lengths, pieces, bytes, flags of all its jobs together, nonce, granted at, term as
 -- given, lifetime; owner, task, map and ended leases.

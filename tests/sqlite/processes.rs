@@ -377,15 +377,20 @@ async fn sleeper(path: &Path) {
             .map(|stat| stat.split(' ').next().unwrap().parse::<u64>().unwrap())
             .sum()
     };
-    let limit = Duration::from_secs(2);
+    let limit = Duration::from_secs(1);
     // Opening connections is not waiting.
     let warm = Duration::from_millis(300);
     store.wait(&[queue("none")], false, warm).await.unwrap();
-    let before = nanos();
-    store.wait(&[queue("none")], false, limit).await.unwrap();
+    // Who else uses the machine adds to what a second costs, and takes nothing away.
+    let mut least = u64::MAX;
+    for _ in 0..4 {
+        let before = nanos();
+        store.wait(&[queue("none")], false, limit).await.unwrap();
+        least = least.min(nanos() - before);
+    }
     say(format_args!(
         "percent {}",
-        (nanos() - before) as f64 * 100.0 / limit.as_nanos() as f64
+        least as f64 * 100.0 / limit.as_nanos() as f64
     ));
 }
 

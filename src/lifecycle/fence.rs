@@ -149,7 +149,6 @@ impl Stop {
 
 impl HeldLease {
     fn new(token: FencingToken, job: Arc<JobRecord>, kind: Option<usize>) -> Self {
-        const { assert!(size_of::<Self>() == 64, "one line of the cache") };
         Self {
             token,
             attempt: job.attempt(),
@@ -553,6 +552,12 @@ mod tests {
         let new = NewJob::raw(QueueName::default(), Kind::new("k").unwrap(), Bytes::new());
         let job = JobRecord::new(JobId::generate(), new, Timestamp::ZERO);
         HeldLease::new(FencingToken::new(1), Arc::new(job), None)
+    }
+
+    #[test]
+    #[cfg(target_pointer_width = "64")]
+    fn a_held_lease_is_one_line_of_the_cache() {
+        assert_eq!(size_of::<HeldLease>(), 64);
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! cargo bench --features redis --bench redis
 //! ```
 //! `LEASEHOLD_BENCH_JOBS` is the number of jobs a round, `_ROUNDS` how many rounds each side has,
-//! `_DEPTH` the length of the long queue. The raw side pushes and pops a hundred payloads of 100
+//! `_DEPTH` the length of the long queue, `_PARTS` which of `speed,verbs,renew,depth,longest` to run: all,
+//! unless it is said. The raw side pushes and pops a hundred payloads of 100
 //! bytes a call, one connection, eight calls in flight; the store does the same with leases. Both
 //! sides take turns; figures are medians. CPU is the server's. *Riding* settlements go with the next
 //! claim, as a worker sends them. The longest call of a verb is that of the quietest round, one call at
@@ -46,8 +47,6 @@ impl Server {
             .port();
         let process = Command::new("redis-server")
             .args(["--port", &port.to_string(), "--save", ""])
-            .args(["--slowlog-log-slower-than", "100"])
-            .args(["--slowlog-max-len", "1000"])
             .current_dir(dir.path())
             .stdout(Stdio::null())
             .spawn()
@@ -121,6 +120,12 @@ impl Probe {
         let usec = line.and_then(|line| line.split("usec=").nth(1));
         let usec = usec.and_then(|usec| usec.split(',').next());
         usec.and_then(|usec| usec.parse().ok()).unwrap_or(0.0)
+    }
+
+    async fn set(&mut self, name: &str, value: usize) {
+        let mut set = redis::cmd("CONFIG");
+        let set = set.arg("SET").arg(name).arg(value);
+        set.exec_async(&mut self.0).await.expect("CONFIG");
     }
 
     /// Forgets the calls so far.
@@ -377,13 +382,27 @@ fn main() {
     let jobs = setting("JOBS", 80_000, 8_000);
     let rounds = setting("ROUNDS", 5, 1);
     let depth = setting("DEPTH", 200_000, 8_000);
+    let parts = std::env::var("LEASEHOLD_BENCH_PARTS");
+    let parts = parts.unwrap_or_else(|_| "speed,verbs,renew,depth,longest".into());
+    let runs = |part: &str| parts.split(',').any(|named| named == part);
     let server = Server::start();
     common::runtime().block_on(async {
         let mut probe = Probe::connect(&server.url).await;
-        speed(&server, &mut probe, jobs, rounds).await;
-        renewals(&server, &mut probe).await;
-        lengths(&server, &mut probe, depth, jobs, rounds).await;
-        longest(&server, &mut probe, rounds).await;
+        if runs("speed") {
+            speed(&server, &mut probe, jobs, rounds).await;
+        }
+        if runs("verbs") {
+            verbs(&server, &mut probe, jobs, rounds).await;
+        }
+        if runs("renew") {
+            renewals(&server, &mut probe).await;
+        }
+        if runs("depth") {
+            lengths(&server, &mut probe, depth, jobs, rounds).await;
+        }
+        if runs("longest") {
+            longest(&server, &mut probe, rounds).await;
+        }
     });
 }
 
@@ -431,6 +450,60 @@ async fn speed(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
     }
 }
 
+/// What each verb costs by the thousand, by the hundred and one by one: in its script, and of the server
+/// in all. One call at a time.
+async fn verbs(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
+    for step in [1_000, STEP, 1] {
+        let jobs = if step == 1 { jobs / 20 } else { jobs };
+        let jobs = jobs.next_multiple_of(1_000);
+        let side = Side::open(&server.url, &format!("verbs-{step}"), false).await;
+        let mut costs: [Vec<(f64, f64)>; 3] = Default::default();
+        for _ in 0..rounds {
+            let mut claimed = Vec::new();
+            costs[0].push(
+                spent(probe, jobs, async {
+                    // Singles are claimed from what came by the hundred.
+                    for _ in 0..jobs / step.max(STEP) {
+                        side.enqueue(0, step.max(STEP)).await;
+                    }
+                })
+                .await,
+            );
+            costs[1].push(
+                spent(probe, jobs, async {
+                    for _ in 0..jobs / step {
+                        claimed.push(Side::settlements(&side.claimed(0, step, None).await));
+                    }
+                })
+                .await,
+            );
+            costs[2].push(
+                spent(probe, jobs, async {
+                    for settlements in claimed {
+                        side.settle(0, settlements).await;
+                    }
+                })
+                .await,
+            );
+        }
+        for (verb, costs) in ["enqueue", "claim", "settle"].iter().zip(&costs) {
+            let least = costs.iter().map(|cost| cost.0).fold(f64::MAX, f64::min);
+            let script = median(costs.iter().map(|cost| cost.0));
+            let all = median(costs.iter().map(|cost| cost.1));
+            println!(
+                "{verb:8} {step:>5} a call: {script:.2} µs a job in its script (least {least:.2}), {all:.2} in all"
+            );
+        }
+    }
+}
+
+/// Microseconds a job in scripts, and of the server in all.
+async fn spent<F: Future<Output = ()>>(probe: &mut Probe, jobs: usize, work: F) -> (f64, f64) {
+    let scripts = probe.scripts().await;
+    let all = measured(probe, jobs, work).await.micros;
+    ((probe.scripts().await - scripts) / jobs as f64, all)
+}
+
 async fn renewals(server: &Server, probe: &mut Probe) {
     const LEASES: usize = 10_000;
     for (name, size) in [("hundreds", 100), ("singles", 1)] {
@@ -470,6 +543,9 @@ async fn longest(server: &Server, probe: &mut Probe, rounds: usize) {
         let claimed = singles.claimed(0, 1, None).await;
         beats.extend(claimed.grants.iter().map(Beat::of));
     }
+    // Not before: to note a call costs time as well.
+    probe.set("slowlog-log-slower-than", 100).await;
+    probe.set("slowlog-max-len", 1_000).await;
     let mut micros: [Vec<i64>; 4] = Default::default();
     for _ in 0..rounds {
         probe.forget_calls().await;

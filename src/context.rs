@@ -123,7 +123,7 @@ impl Context {
 
     /// What the last run saved, with the token under which it was saved.
     pub fn saved(&self) -> Option<&SavedCheckpoint> {
-        self.job().checkpoint.as_ref()
+        self.job().checkpoint.as_deref()
     }
 
     /// What the last run saved by [`checkpoint`](Self::checkpoint).

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::lease::{EndedLease, FencingToken};
+use crate::names::is_name;
 use crate::retry::RetryPolicy;
 
 pub use crate::names::{JobId, Key, Kind, Namespace, QueueName};
@@ -37,6 +39,9 @@ pub mod limits {
     /// Slots of one worker. Each is a task of the runtime: a larger number is a mistake, and would fill
     /// the memory before the first job is claimed.
     pub const SLOTS: usize = 100_000;
+    /// Leases that a worker may hold ahead of its slots: a few grants, so that quick handlers have work
+    /// while the next claim is under way.
+    pub const PREFETCH: usize = 4_000;
     /// Bytes in an owner, a task, an actor.
     pub const OWNER_BYTES: usize = 256;
     /// Jobs, settlements, beats or checkpoints in one call.
@@ -171,6 +176,18 @@ impl JobOptions {
     /// Expiries where nobody chose a limit: one more than makes a suspect, and one to spare.
     pub const DEFAULT_MAX_EXPIRIES: u32 = 5;
 
+    const USUAL: Self = Self {
+        priority: Self::DEFAULT_PRIORITY,
+        term: None,
+        max_lifetime: None,
+        timeout: None,
+        stall_limit: None,
+        max_failures: None,
+        max_expiries: Self::DEFAULT_MAX_EXPIRIES,
+        retry: None,
+        retention: None,
+    };
+
     /// 0, served first, to 7.
     #[must_use]
     pub fn priority(mut self, priority: u8) -> Self {
@@ -237,17 +254,44 @@ impl JobOptions {
 
 impl Default for JobOptions {
     fn default() -> Self {
-        Self {
-            priority: Self::DEFAULT_PRIORITY,
-            term: None,
-            max_lifetime: None,
-            timeout: None,
-            stall_limit: None,
-            max_failures: None,
-            max_expiries: Self::DEFAULT_MAX_EXPIRIES,
-            retry: None,
-            retention: None,
-        }
+        Self::USUAL
+    }
+}
+
+/// The [`JobOptions`] of one job. Most jobs have the usual ones, and a queue holds many jobs: those take
+/// no room.
+#[derive(Clone, Default)]
+pub struct Choices(Option<Box<JobOptions>>);
+
+impl From<JobOptions> for Choices {
+    fn from(options: JobOptions) -> Self {
+        Self((options != JobOptions::USUAL).then(|| Box::new(options)))
+    }
+}
+
+impl Deref for Choices {
+    type Target = JobOptions;
+
+    fn deref(&self) -> &JobOptions {
+        self.0.as_deref().unwrap_or(&JobOptions::USUAL)
+    }
+}
+
+impl DerefMut for Choices {
+    fn deref_mut(&mut self) -> &mut JobOptions {
+        self.0.get_or_insert_default()
+    }
+}
+
+impl PartialEq for Choices {
+    fn eq(&self, other: &Self) -> bool {
+        (self.0.is_none() && other.0.is_none()) || **self == **other
+    }
+}
+
+impl fmt::Debug for Choices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
     }
 }
 
@@ -285,6 +329,13 @@ pub trait Job: Serialize + DeserializeOwned + Send + Sync + 'static {
     }
 }
 
+/// The names of a type of jobs, looked at as the program is compiled.
+trait Named: Job {
+    const IS_NAMED: bool = is_name(Self::QUEUE) && is_name(Self::KIND);
+}
+
+impl<J: Job> Named for J {}
+
 /// A job to be stored.
 ///
 /// Built from a typed [`Job`] and adjusted by chaining:
@@ -317,7 +368,7 @@ pub struct NewJob {
     /// Only one job of the queue with this key is leased at a time.
     pub exclusive: Option<Key>,
     /// Everything else.
-    pub options: JobOptions,
+    pub options: Choices,
 }
 
 impl NewJob {
@@ -331,7 +382,7 @@ impl NewJob {
             delay: Duration::ZERO,
             unique: None,
             exclusive: None,
-            options: JobOptions::default(),
+            options: Choices::default(),
         }
     }
 
@@ -345,8 +396,13 @@ impl NewJob {
             )
             .caused_by(e)
         })?;
-        let mut new = Self::raw(QueueName::fixed(J::QUEUE)?, Kind::fixed(J::KIND)?, payload);
-        new.options = job.options();
+        let (queue, kind) = if J::IS_NAMED {
+            (QueueName::checked(J::QUEUE), Kind::checked(J::KIND))
+        } else {
+            (QueueName::fixed(J::QUEUE)?, Kind::fixed(J::KIND)?)
+        };
+        let mut new = Self::raw(queue, kind, payload);
+        new.options = job.options().into();
         Ok(new)
     }
 
@@ -404,7 +460,7 @@ impl NewJob {
     /// Replaces the options.
     #[must_use]
     pub fn options(mut self, options: JobOptions) -> Self {
-        self.options = options;
+        self.options = options.into();
         self
     }
 
@@ -574,17 +630,17 @@ pub struct JobRecord {
     /// When it last fell due, or will.
     pub run_at: Timestamp,
     /// Its unique key.
-    pub unique: Option<UniqueKey>,
+    pub unique: Option<Box<UniqueKey>>,
     /// Its exclusive key.
     pub exclusive: Option<Key>,
     /// The choices made for it.
-    pub options: JobOptions,
+    pub options: Choices,
     /// Runs that failed.
     pub failures: u32,
     /// Leases that expired.
     pub expiries: u32,
     /// What the last run saved.
-    pub checkpoint: Option<SavedCheckpoint>,
+    pub checkpoint: Option<Box<SavedCheckpoint>>,
     /// The last eight ended leases, oldest first.
     pub history: Vec<EndedLease>,
     /// What a completed run left.
@@ -601,7 +657,7 @@ impl JobRecord {
             headers: job.headers,
             enqueued_at: now,
             run_at: now.after(job.delay),
-            unique: job.unique,
+            unique: job.unique.map(Box::new),
             exclusive: job.exclusive,
             options: job.options,
             failures: 0,
@@ -643,5 +699,47 @@ impl JobRecord {
             self.history.remove(0);
         }
         self.history.push(ended);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_that_is_no_name_is_an_error_by_its_field() {
+        #[derive(Serialize, Deserialize)]
+        struct Nameless;
+
+        impl Job for Nameless {
+            const KIND: &'static str = "no name";
+        }
+
+        let error = NewJob::of(&Nameless).unwrap_err();
+        assert!(error.to_string().contains("kind"), "{error}");
+    }
+
+    #[test]
+    fn usual_choices_take_no_room_and_all_others_are_kept() {
+        assert_eq!(size_of::<Choices>(), size_of::<usize>());
+        let usual = Choices::from(JobOptions::default());
+        assert!(usual.0.is_none());
+        let mut chosen = usual.clone();
+        chosen.priority = 2;
+        assert_eq!(*chosen, JobOptions::default().priority(2));
+        assert_ne!(chosen, usual);
+        // By what they say, however they came to it.
+        chosen.priority = JobOptions::DEFAULT_PRIORITY;
+        assert!(chosen.0.is_some());
+        assert_eq!(chosen, usual);
+        let words = format!("{:?}", JobOptions::default());
+        assert_eq!(format!("{chosen:?}"), words);
+    }
+
+    #[test]
+    #[cfg(target_pointer_width = "64")]
+    fn a_record_is_four_lines_of_the_cache() {
+        // With the two counts of an `Arc`. A queue in memory holds many, and a claim reads each.
+        assert!(size_of::<JobRecord>() + 16 <= 256);
     }
 }

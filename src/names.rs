@@ -36,7 +36,13 @@ macro_rules! name {
             #[allow(dead_code, reason = "not every kind of name is part of a program")]
             pub(crate) fn fixed(name: &'static str) -> Result<Self> {
                 check_name($field, name)?;
-                Ok(Self(Text::Fixed(name)))
+                Ok(Self::checked(name))
+            }
+
+            /// The same, if [`is_name`] has been asked as the program was compiled.
+            #[allow(dead_code, reason = "not every kind of name is part of a program")]
+            pub(crate) const fn checked(name: &'static str) -> Self {
+                Self(Text::Fixed(name))
             }
 
             /// The name as text.
@@ -162,8 +168,24 @@ impl Default for Namespace {
     }
 }
 
+const fn is_allowed(c: u8) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, b'_' | b'.' | b'-')
+}
+
+/// Whether a text can be a name.
+pub(crate) const fn is_name(text: &str) -> bool {
+    let bytes = text.as_bytes();
+    let mut at = 0;
+    while at < bytes.len() {
+        if !is_allowed(bytes[at]) {
+            return false;
+        }
+        at += 1;
+    }
+    !bytes.is_empty() && bytes.len() <= limits::NAME_BYTES
+}
+
 fn check_name(field: &'static str, name: &str) -> Result<()> {
-    let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'.' | b'-');
     if name.is_empty() || name.len() > limits::NAME_BYTES {
         let limit = format!("1 to {} bytes", limits::NAME_BYTES);
         return Err(Error::invalid(
@@ -172,7 +194,7 @@ fn check_name(field: &'static str, name: &str) -> Result<()> {
             limit,
         ));
     }
-    if let Some(at) = name.bytes().position(|c| !allowed(c)) {
+    if let Some(at) = name.bytes().position(|c| !is_allowed(c)) {
         let found = format!("byte 0x{:02x} at {at}", name.as_bytes()[at]);
         return Err(Error::invalid(field, found, "A-Z a-z 0-9 _ . -"));
     }
@@ -292,6 +314,18 @@ impl FromStr for JobId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_a_name_is_the_same_as_the_program_is_compiled() {
+        let longest = "n".repeat(limits::NAME_BYTES);
+        let too_long = "n".repeat(limits::NAME_BYTES + 1);
+        let mut names: Vec<String> = (0..=255).map(|c: u8| char::from(c).to_string()).collect();
+        names.extend(["", "a b", "a.b-c_9", &longest, &too_long].map(String::from));
+        for name in &names {
+            assert_eq!(is_name(name), Kind::new(name).is_ok(), "{name:?}");
+        }
+        assert!(is_name(&longest) && !is_name(&too_long) && !is_name(""));
+    }
 
     #[test]
     fn ids_are_version_7_distinct_and_in_order() {

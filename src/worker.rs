@@ -126,7 +126,7 @@ impl WorkerBuilder {
             handlers: Vec::new(),
             queues: Vec::new(),
             slots: 16,
-            prefetch: limits::GRANT_LEASES,
+            prefetch: limits::PREFETCH,
             terms: LeaseTerms::default(),
             retry: RetryPolicy::default(),
             max_failures: 10,
@@ -166,7 +166,7 @@ impl WorkerBuilder {
     }
 
     /// How many leases may at most be held ahead of free slots. How many are held follows the pace
-    /// of the work; 0 holds none. At most 1,000, which is the default.
+    /// of the work; 0 holds none. At most 4,000, which is the default.
     pub fn prefetch(mut self, leases: usize) -> Self {
         self.prefetch = leases;
         self
@@ -271,7 +271,7 @@ impl WorkerBuilder {
             return Err(Error::invalid("slots", 0, "at least 1").during(Verb::Run));
         }
         at_most("slots", self.slots, limits::SLOTS, "slots")?;
-        at_most("prefetch", self.prefetch, limits::GRANT_LEASES, "leases")?;
+        at_most("prefetch", self.prefetch, limits::PREFETCH, "leases")?;
         if self.handlers.is_empty() {
             return Err(Error::invalid("handlers", "none", "at least 1").during(Verb::Run));
         }

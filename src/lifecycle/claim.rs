@@ -93,9 +93,12 @@ struct Pace {
 }
 
 impl Pace {
-    fn measure(&mut self, finished: u64, now: Instant) {
+    /// Handlers have ended, so many in all. Worth a look after a while, or when all slots have had their
+    /// turn: the first claims of a pool tell nothing of its pace, and it must not stay slow for that.
+    fn measure(&mut self, finished: u64, slots: usize, now: Instant) {
         let elapsed = now - self.since;
-        if elapsed < Duration::from_millis(1) {
+        let is_first = self.per_second == 0.0 && finished - self.finished >= slots as u64;
+        if elapsed < Duration::from_millis(1) && !is_first {
             return;
         }
         let rate = (finished - self.finished) as f64 / elapsed.as_secs_f64();
@@ -125,7 +128,8 @@ impl Claimer {
 
     /// How many leases there is room for.
     fn want(&mut self) -> usize {
-        self.pace.measure(self.pool.outbox.finished(), monotonic());
+        let finished = self.pool.outbox.finished();
+        self.pace.measure(finished, self.pool.slots, monotonic());
         let ahead = self.ahead();
         let buffered = self.pool.buffered();
         if buffered > ahead / 2 {
@@ -358,4 +362,30 @@ fn in_turn(queues: &[PoolQueue]) -> impl Iterator<Item = &PoolQueue> {
         .collect();
     order.sort_by(|(a, _), (b, _)| a.total_cmp(b));
     order.into_iter().map(|(_, queue)| queue)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_knows_its_pace_as_soon_as_all_slots_have_had_a_turn() {
+        let start = monotonic();
+        let mut pace = Pace {
+            since: start,
+            finished: 0,
+            per_second: 0.0,
+        };
+        let after = |micros| start + Duration::from_micros(micros);
+        pace.measure(15, 16, after(100));
+        assert!(pace.per_second == 0.0, "one slot has not ended anything");
+        pace.measure(16, 16, after(100));
+        assert!((79_000.0..81_000.0).contains(&pace.per_second));
+        // From then on after a while only: so few say little.
+        let known = pace.per_second;
+        pace.measure(64, 16, after(200));
+        assert!((pace.per_second - known).abs() < 1e-9);
+        pace.measure(16, 16, after(1_200));
+        assert!(pace.per_second < known);
+    }
 }

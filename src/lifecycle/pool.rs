@@ -65,7 +65,7 @@ pub(crate) struct Run {
 
 impl Run {
     /// Leases in one run: enough to work on without meeting the others.
-    const LEASES: usize = 32;
+    const LEASES: usize = 64;
 
     fn new(held: &Arc<Held>, places: Range<usize>) -> Arc<Self> {
         Arc::new(Self {

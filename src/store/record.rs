@@ -309,12 +309,12 @@ pub(crate) fn decode(bytes: &Bytes, kinds: &mut Kinds) -> Result<JobRecord> {
         headers: headers.unwrap_or_default(),
         enqueued_at,
         run_at,
-        unique,
+        unique: unique.map(Box::new),
         exclusive,
-        options,
+        options: options.into(),
         failures,
         expiries,
-        checkpoint,
+        checkpoint: checkpoint.map(Box::new),
         history: history.unwrap_or_default(),
         result,
     };
@@ -549,15 +549,15 @@ mod tests {
             let new = NewJob::raw(QueueName::default(), Kind::new(kind).unwrap(), payload);
             let mut job = JobRecord::new(JobId::generate(), new, Timestamp::from_micros(numbers.0));
             job.headers = headers;
-            job.options = options;
-            job.unique = keys.0.map(|(key, window)| UniqueKey { key: Key::new(key).unwrap(), window });
+            job.options = options.into();
+            job.unique = keys.0.map(|(key, window)| Box::new(UniqueKey { key: Key::new(key).unwrap(), window }));
             job.exclusive = keys.1.map(|key| Key::new(key).unwrap());
             job.run_at = Timestamp::from_micros(numbers.1);
             job.failures = numbers.2;
             job.expiries = numbers.3;
-            job.checkpoint = checkpoint.map(|(token, seq, bytes)| SavedCheckpoint {
+            job.checkpoint = checkpoint.map(|(token, seq, bytes)| Box::new(SavedCheckpoint {
                 token: FencingToken::new(token), seq, bytes,
-            });
+            }));
             job.history = history;
             job.result = result;
             job

@@ -13,6 +13,7 @@ mod support;
 #[cfg(feature = "cli")]
 mod doctor;
 mod idle;
+mod plain;
 mod proxy;
 mod replies;
 mod restart;

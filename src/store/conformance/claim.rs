@@ -7,7 +7,7 @@ use super::driver::{
 use crate::error::ErrorKind;
 use crate::job::{JobState, limits};
 use crate::lease::{FencingToken, Verdict};
-use crate::store::{ClaimQueue, Command, LeaseSelect, Outcome, Renewal};
+use crate::store::{ClaimQueue, Command, LeaseSelect, Outcome, Renewal, Select};
 
 /// First come, first served.
 pub async fn serves_in_order_of_arrival(d: &Driver) {
@@ -563,6 +563,88 @@ pub async fn each_claim_brings_its_terms(d: &Driver) {
     }];
     assert_eq!(d.claim_as(request).await.grants[0].granted, secs(3));
     assert_eq!(d.claim_one().await.granted, TERM);
+}
+
+/// A claim expires all that is overdue, whether that fits into a step of the store or does not quite.
+pub async fn expires_all_that_is_overdue(d: &Driver) {
+    for count in [49, 50, 51] {
+        let ids = d.enqueue_many(count).await;
+        assert_eq!(d.claim(count).await.len(), count);
+        d.advance(TERM).await;
+        let claimed = d.claim_as(d.claim_request(count)).await;
+        let expired: Vec<_> = claimed.expired.iter().map(|end| end.job).collect();
+        assert_eq!(expired, ids);
+        let again = Held::all(&claimed);
+        assert_eq!(again.iter().map(Held::id).collect::<Vec<_>>(), ids);
+        let ends = again.iter().map(|held| (held, complete())).collect();
+        let verdicts = d.store().settle(d.settle_request(ends)).await;
+        assert_eq!(verdicts.expect("settle"), vec![HELD; count]);
+    }
+}
+
+/// As many as asked in all, from several queues: the first gives what it has, the next the rest.
+pub async fn as_many_as_asked_of_several_queues(d: &Driver) {
+    let of = |name: &str| job().queue(name).expect("a name");
+    let mut ids = d.enqueue_all(vec![of("a"); 3]).await;
+    ids.extend(d.enqueue_all(vec![of("b"); 9]).await);
+    let mut request = d.claim_request(7);
+    let wanted = |name: &str| ClaimQueue {
+        queue: queue_named(name),
+        ..request.queues[0].clone()
+    };
+    // Named twice, which is no plain claim.
+    request.queues = vec![wanted("a"), wanted("b"), wanted("a")];
+    let got = Held::all(&d.claim_as(request).await);
+    assert_eq!(got.iter().map(Held::id).collect::<Vec<_>>(), ids[..7]);
+}
+
+/// A claim that would find nothing needs no token: it is answered also while the clock is behind the
+/// last one. One that would find something gets it, or is told to wait.
+pub async fn finding_nothing_needs_no_token(d: &Driver) {
+    // A new issuer starts above the clock of that time, and so could not fall behind it.
+    d.settled(&d.held(job()).await, complete()).await;
+    d.advance(secs(400)).await;
+    let held = d.held(job()).await;
+    let due = d.enqueue(job().delay(secs(10))).await;
+    d.set_back(secs(300)).await;
+    // A queue that is named twice is one queue, and no plain claim.
+    let twice = || {
+        let mut request = d.claim_request(1);
+        request.queues.push(request.queues[0].clone());
+        request
+    };
+    let nothing = async || {
+        for request in [d.claim_request(1), twice()] {
+            let claimed = d.store().claim(request).await;
+            assert!(claimed.expect("an answer").grants.is_empty());
+        }
+    };
+    // Neither is the lease overdue nor the job due.
+    nothing().await;
+    d.control(Command::Pause(queue())).await;
+    let ready = d.enqueue(job()).await;
+    nothing().await;
+    d.control(Command::Resume(queue())).await;
+    let something = async |id| match d.store().claim(twice()).await {
+        Ok(claimed) => {
+            let got = Held::all(&claimed);
+            assert_eq!(got.iter().map(Held::id).collect::<Vec<_>>(), [id]);
+            d.settled(&got[0], complete()).await;
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::TokensAhead, "{error}");
+            let gone = d.control(Command::Cancel(Select::Job(id))).await;
+            assert_eq!(gone.done, 1);
+        }
+    };
+    something(ready).await;
+    nothing().await;
+    let soon = d.enqueue(job().delay(secs(5))).await;
+    d.advance(secs(5)).await;
+    something(soon).await;
+    nothing().await;
+    d.advance(secs(355)).await;
+    assert_eq!(d.claim_ids(9).await, [held.id(), due]);
 }
 
 /// A job that has expired twice, ready again.

@@ -63,6 +63,9 @@ macro_rules! __conformance_cases {
                 a_surrenders_mark_raises_the_floor
                 a_mark_stops_no_other_queue
                 each_claim_brings_its_terms
+                expires_all_that_is_overdue
+                as_many_as_asked_of_several_queues
+                finding_nothing_needs_no_token
             }
             renew {
                 grants_a_term_from_now
@@ -133,6 +136,8 @@ macro_rules! __conformance_cases {
                 a_mark_is_believed_up_to_a_day
                 what_is_left_of_a_grant_is_whole
                 complete_with_keys_and_retention
+                many_go_to_the_front_together
+                each_reason_of_a_call_is_its_own
             }
             checkpoint {
                 the_next_claim_gets_it
@@ -258,12 +263,14 @@ macro_rules! __conformance_cases {
                 settle_under_a_new_id_is_fenced
                 checkpoint_saves_once
                 reap_expires_once
+                reap_goes_nowhere_else
                 control_acts_once
                 a_repeated_revoke_spares_the_next_holder
                 prune_deletes_once
                 an_older_sequence_is_refused
                 an_unopened_session_is_refused
                 an_idle_session_is_refused
+                a_reap_of_nothing_keeps_its_session
                 a_repeat_after_the_end_is_refused
                 sessions_are_never_reused
                 lanes_are_independent

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::driver::{Driver, HELD, Held, TERM, complete, job, queue, retry, secs};
+use super::driver::{Driver, HELD, Held, TERM, complete, job, queue, queue_named, retry, secs};
 use crate::error::{Error, ErrorKind};
 use crate::job::JobState;
 use crate::store::{
@@ -192,6 +192,32 @@ pub async fn reap_expires_once(d: &Driver) {
     assert_eq!((first.len(), d.ledger().await.expired()), (2, 2));
 }
 
+/// A repeated reap expires nothing in another queue either: where it goes is settled by the first send.
+pub async fn reap_goes_nowhere_else(d: &Driver) {
+    let mut tokens = Vec::new();
+    for name in ["a", "b"] {
+        d.enqueue(job().queue(name).expect("a name")).await;
+        let mut request = d.claim_request(1);
+        request.queues[0].queue = queue_named(name);
+        tokens.push(d.claim_as(request).await.grants[0].id);
+        d.advance(secs(1)).await;
+    }
+    d.advance(TERM).await;
+    for token in tokens {
+        let request = ReapRequest {
+            request: d.request(),
+            max: 1,
+        };
+        let first = d.store().reap(request.clone()).await.expect("reap");
+        let expired: Vec<_> = first.iter().map(|expiry| expiry.token).collect();
+        assert_eq!(expired, [token]);
+        d.unchanged(async || {
+            assert_eq!(d.store().reap(request).await.expect("reap"), first);
+        })
+        .await;
+    }
+}
+
 /// A repeated command is carried out once, and on record once.
 pub async fn control_acts_once(d: &Driver) {
     let held = d.held(job()).await;
@@ -299,6 +325,20 @@ pub async fn an_idle_session_is_refused(d: &Driver) {
     assert!(is_lost(d.store().claim(d.claim_request(1)).await));
     assert_eq!(d.queue().await.counts.ready, 3);
     d.other().await.enqueue(job()).await;
+}
+
+/// A reap that finds nothing is a call: it keeps its session, and is refused when that is over.
+pub async fn a_reap_of_nothing_keeps_its_session(d: &Driver) {
+    for _ in 0..3 {
+        d.advance(SESSION_IDLE).await;
+        assert!(d.reap(1).await.is_empty());
+    }
+    d.advance(SESSION_IDLE).await;
+    d.enqueue(job()).await;
+    d.advance(SESSION_IDLE + secs(1)).await;
+    let request = d.request();
+    let late = d.store().reap(ReapRequest { request, max: 1 }).await;
+    assert!(is_lost(late));
 }
 
 /// A repeat after the session's end is refused, not applied a second time.

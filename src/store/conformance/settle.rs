@@ -129,12 +129,36 @@ pub async fn late_is_accepted_and_counted(d: &Driver) {
 
 /// At its deadline a lease is late, just before it is not.
 pub async fn late_begins_at_the_deadline(d: &Driver) {
-    d.enqueue_many(2).await;
-    let held = d.claim(2).await;
+    let outcomes = || [complete(), retry(secs(1)), surrender(), bury()];
+    d.enqueue_many(8).await;
+    let held = d.claim(8).await;
     d.advance(TERM - std::time::Duration::from_micros(1)).await;
-    assert_eq!(d.settle(&held[0], complete()).await, HELD);
+    for (held, outcome) in held[..4].iter().zip(outcomes()) {
+        assert_eq!(d.settle(held, outcome).await, HELD);
+    }
     d.advance(std::time::Duration::from_micros(1)).await;
-    assert_eq!(d.settle(&held[1], complete()).await, LATE);
+    for (held, outcome) in held[4..].iter().zip(outcomes()) {
+        assert_eq!(d.settle(held, outcome).await, LATE);
+    }
+    assert_eq!(d.ledger().await.late, 4);
+}
+
+/// Each settlement of a call has its own reason, to the last byte.
+pub async fn each_reason_of_a_call_is_its_own(d: &Driver) {
+    d.enqueue_many(4).await;
+    let held = d.claim(4).await;
+    let reasons = ["", "a", "no such host", "ü"];
+    let settlements = held.iter().zip(reasons).map(|(held, reason)| {
+        let reason = reason.to_owned();
+        (held, Outcome::Bury { reason })
+    });
+    let request = d.settle_request(settlements.collect());
+    let verdicts = d.store().settle(request).await.expect("settle");
+    assert_eq!(verdicts, [HELD; 4]);
+    for (held, reason) in held.iter().zip(reasons) {
+        let kept = d.view(held.id()).await.job.history[0].reason.clone();
+        assert_eq!(kept.unwrap_or_default(), reason);
+    }
 }
 
 /// A receipt settles once, also within one call.
@@ -435,4 +459,25 @@ pub async fn complete_with_keys_and_retention(d: &Driver) {
     assert_eq!(d.claim_ids(9).await, [parked]);
     let again = d.try_enqueue(vec![new()]).await.expect("enqueue");
     assert!(matches!(again[..], [Enqueued::New(_)]), "{again:?}");
+}
+
+/// What one call surrenders goes to the front together, in token order, however much it is; a receipt
+/// of a partition that is not there takes nothing along and changes no place.
+pub async fn many_go_to_the_front_together(d: &Driver) {
+    let ids = d.enqueue_many(121).await;
+    for stray in [complete(), surrender()] {
+        let held = d.claim(120).await;
+        assert_eq!(held.len(), 120);
+        let mut elsewhere = held[7].clone();
+        elsewhere.receipt.partition = 9;
+        let mut all: Vec<_> = held.iter().map(|held| (held, surrender())).collect();
+        all.insert(60, (&elsewhere, stray));
+        let verdicts = d.store().settle(d.settle_request(all)).await;
+        let mut expected = vec![HELD; 121];
+        expected[60] = Verdict::Fenced;
+        assert_eq!(verdicts.expect("settle"), expected);
+    }
+    assert_eq!(d.claim_ids(1_000).await, ids);
+    let ledger = d.ledger().await;
+    assert_eq!((ledger.surrendered, ledger.fenced), (240, 2));
 }

@@ -41,11 +41,11 @@ impl State {
                 .as_mut()
         });
         if let Some(lease) = lease {
-            Arc::make_mut(&mut lease.job).checkpoint = Some(SavedCheckpoint {
+            Arc::make_mut(&mut lease.job).checkpoint = Some(Box::new(SavedCheckpoint {
                 token: receipt.token,
                 seq,
                 bytes,
-            });
+            }));
         }
         Checkpointed::Saved { late, cancel }
     }

@@ -178,7 +178,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         let record = held.record(at)?;
         let mut job = record::decode(&record, &mut self.kinds).map_err(Fault::Broken)?;
         if let Some((seq, bytes)) = held.note(at).and_then(|note| note.checkpoint.clone()) {
-            job.checkpoint = Some(SavedCheckpoint { token, seq, bytes });
+            job.checkpoint = Some(Box::new(SavedCheckpoint { token, seq, bytes }));
         }
         Ok(Some((held.facts(token, at), job)))
     }

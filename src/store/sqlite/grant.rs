@@ -171,7 +171,7 @@ impl Tx<'_> {
         let record = held.record(at)?;
         let mut job = record::decode(&record, self.kinds).map_err(Fault::Broken)?;
         if let Some((seq, bytes)) = held.note(at).and_then(|note| note.checkpoint.clone()) {
-            job.checkpoint = Some(SavedCheckpoint { token, seq, bytes });
+            job.checkpoint = Some(Box::new(SavedCheckpoint { token, seq, bytes }));
         }
         Ok(Some((held.facts(token, at), job)))
     }

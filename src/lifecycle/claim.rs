@@ -101,6 +101,8 @@ impl Pace {
         if elapsed < Duration::from_millis(1) && !is_first {
             return;
         }
+        // A coarse clock may not have moved at all.
+        let elapsed = elapsed.max(Duration::from_micros(1));
         let rate = (finished - self.finished) as f64 / elapsed.as_secs_f64();
         self.per_second = f64::midpoint(self.per_second, rate);
         self.finished = finished;

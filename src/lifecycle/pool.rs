@@ -312,25 +312,28 @@ impl Pool {
         self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next lease for a slot; none once the pool drains.
+    /// Waits for the next lease for a free slot, which is busy from then on; none once the pool drains.
     pub(crate) async fn next(&self, own: &mut Option<Arc<Run>>) -> Option<usize> {
-        self.busy.fetch_sub(1, Ordering::AcqRel);
-        self.outbox.flush();
-        self.room.notify_one();
-        let waiting = loop {
+        loop {
             let woken = self.work.notified();
             tokio::pin!(woken);
             woken.as_mut().enable();
             if let Some(waiting) = self.take(own) {
-                break Some(waiting);
+                self.busy.fetch_add(1, Ordering::AcqRel);
+                return Some(waiting);
             }
             if self.draining() {
-                break None;
+                return None;
             }
             woken.await;
-        };
-        self.busy.fetch_add(1, Ordering::AcqRel);
-        waiting
+        }
+    }
+
+    /// A slot has nothing left to work.
+    pub(crate) fn has_free_slot(&self) {
+        self.busy.fetch_sub(1, Ordering::AcqRel);
+        self.outbox.flush();
+        self.room.notify_one();
     }
 
     /// A handler waits for something: another slot can go on meanwhile.

@@ -12,7 +12,6 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::task::{Context as Poller, Poll};
 use std::time::Duration;
 
@@ -50,30 +49,32 @@ pub(crate) enum Ran {
     UnknownKind,
 }
 
-/// One slot: works leases until the pool drains.
+/// One slot: works leases until the pool drains. It is free until it has one: a claim that is sent
+/// before all slots have begun asks for all of them.
 pub(crate) async fn slot(pool: Arc<Pool>, number: usize) {
-    pool.busy.fetch_add(1, Ordering::AcqRel);
-    let mut turn = Turn::begin(&pool);
     let mut done = Tally::of(number);
     let mut own: Option<Arc<Run>> = None;
-    let mut next = None;
+    while let Some(first) = pool.next(&mut own).await {
+        work(&pool, &mut own, first, &mut done).await;
+        pool.has_free_slot();
+    }
+}
+
+/// Works a lease, and what waits behind it, until nothing does.
+async fn work(pool: &Pool, own: &mut Option<Arc<Run>>, first: usize, done: &mut Tally) {
+    let mut turn = Turn::begin(pool);
+    let mut next = Some(first);
     loop {
         let pause = std::future::poll_fn(|cx| {
-            let pause = go_on(&pool, &mut own, next.take(), &mut turn, &mut done, cx);
+            let pause = go_on(pool, own, next.take(), &mut turn, done, cx);
             done.tell(&pool.outbox);
             Poll::Ready(pause)
         });
         match pause.await {
-            Pause::Nothing => {
-                next = pool.next(&mut own).await;
-                if next.is_none() {
-                    break;
-                }
-                turn = Turn::begin(&pool);
-            }
+            Pause::Nothing => return,
             Pause::GiveWay => {
                 tokio::task::yield_now().await;
-                turn = Turn::begin(&pool);
+                turn = Turn::begin(pool);
             }
             Pause::Waits(handler) => {
                 let Handler {
@@ -82,12 +83,11 @@ pub(crate) async fn slot(pool: Arc<Pool>, number: usize) {
                     started,
                     running,
                 } = handler;
-                let ran = attend(&pool, &held, index, running, pool.clock.instant(started)).await;
-                turn.now = end(&pool, &held, index, ran, started, &mut done);
+                let ran = attend(pool, &held, index, running, pool.clock.instant(started)).await;
+                turn.now = end(pool, &held, index, ran, started, done);
             }
         }
     }
-    pool.busy.fetch_sub(1, Ordering::AcqRel);
 }
 
 /// What a slot did since it last gave way.

@@ -22,3 +22,8 @@ mod servers;
 mod steps;
 mod store;
 mod tokens;
+
+/// Whether the long run was asked for.
+fn in_campaign() -> bool {
+    std::env::var_os("LEASEHOLD_CAMPAIGN").is_some_and(|value| value == "1")
+}

@@ -331,8 +331,7 @@ fn bury() -> Outcome {
 
 /// 10,000 in the first two tests together on a campaign.
 fn losses() -> usize {
-    let campaign = std::env::var("LEASEHOLD_CAMPAIGN").is_ok_and(|value| value == "1");
-    if campaign { 5_000 } else { 200 }
+    if crate::in_campaign() { 5_000 } else { 200 }
 }
 
 async fn replies_get_lost(world: World, losses: usize) {

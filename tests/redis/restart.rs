@@ -173,8 +173,7 @@ async fn run(lines: &[&str], kills: usize) -> (u64, Ledger) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn a_server_that_writes_every_call_to_disk_loses_nothing_to_kills() {
-    let campaign = std::env::var("LEASEHOLD_CAMPAIGN").is_ok_and(|value| value == "1");
-    let (lost, ledger) = run(AOF, if campaign { 25 } else { 4 }).await;
+    let (lost, ledger) = run(AOF, if crate::in_campaign() { 25 } else { 4 }).await;
     assert_eq!(lost, 0);
     assert!(ledger.balances(), "{ledger:?}");
     assert_eq!(ledger.enqueued, ledger.completed + SLEEPERS, "{ledger:?}");

@@ -212,7 +212,9 @@ async fn ten_thousand_singles_are_renewed() {
         world
             .assert_short("10,000 singles renewed", &spent, 40)
             .await;
-        assert_eq!(entries(), 40, "one for those of a call");
+        // One grant in 128 is the first of those that share one.
+        let shared = entries();
+        assert!((70..90).contains(&shared), "{shared} entries");
     }
     assert_eq!(world.d.ledger().await.live, 10_000);
 }

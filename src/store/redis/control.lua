@@ -19,7 +19,7 @@ local function are_few()
   if call('ZCARD', ENDS) > FEW then return false end
   local count = 0
   for _, entry in ipairs(call('ZRANGE', ENDS, 0, -1)) do
-    count = count + (#entry == ROUND and call('HGET', HELD, entry .. STAYED) or 1)
+    count = count + (#entry == ROUND and #call('HGET', HELD, entry) / NAME or 1)
   end
   return count <= FEW
 end

@@ -11,6 +11,10 @@ local function open_grant(gid, raw)
   g.name = gid .. g.nonce
   g.deadline, g.renewals, g.round, g.capped, g.term, g.count, g.live, g.noted =
     read(CELL, call('HGET', HELD, g.name))
+  if g.round ~= ALONE then
+    local till, times = read('<I8I4', call('HGET', HELD, g.round .. SHARED))
+    g.deadline, g.renewals = till, g.renewals + times
+  end
   g.owner = sub(raw, at, at + owners - 1)
   at = at + owners
   g.task = sub(raw, at, at + tasks - 1)
@@ -157,20 +161,28 @@ local function compact(g)
   g.bytes = #piece
   call('HSET', HELD, g.gid .. char(1), piece)
 end
+-- A grant that goes on in another way than the others of its round leaves it.
 local function save_grants()
+  local left = {}
   for gid, g in pairs(grants) do
     if g and g.dirty then
       g.dirty = false
+      if g.round ~= ALONE then left[#left + 1], left[#left + 2] = g.round, g.name end
       if g.live == 0 then
         call('HDEL', HELD, g.name, gid, gid .. ROLL, unpack(piece_names({}, gid, g.pieces)))
-        if g.round == ALONE then call('ZREM', ENDS, g.name) else leave({ [g.round] = 1 }) end
+        if g.round == ALONE then call('ZREM', ENDS, g.name) end
         grants[gid] = false
       else
+        if g.round ~= ALONE then
+          g.round = ALONE
+          call('ZADD', ENDS, g.deadline, g.name)
+        end
         if ended(g) ~= '' then compact(g) end
         call('HSET', HELD, gid, head(g), g.name, cell(g))
       end
     end
   end
+  leave(left)
 end
 
 -- How leases end, by the place of their count after ENDED.

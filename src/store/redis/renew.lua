@@ -78,14 +78,16 @@ for _, beat in ipairs(others) do
     end
   end
 end
+local left = {}
 for _, g in pairs(grants) do
   if g and g.moved then
-    if g.round ~= ALONE then leave({ [g.round] = 1 }) end
+    if g.round ~= ALONE then left[#left + 1], left[#left + 2] = g.round, g.name end
     g.round = ALONE
     call('ZADD', ENDS, g.deadline, g.name)
     call('HSET', HELD, g.name, cell(g))
   end
 end
+leave(left)
 save_grants()
 save_meta()
 ring()

@@ -12,6 +12,9 @@ use crate::store::{Beat, Renewal, record};
 
 /// Beats in one script, plain ones and others: short enough for the claims beside it.
 const CHUNK: usize = 250;
+/// One grant in so many is the first of a chunk, by its token alone: where one ends or another is added, the
+/// other chunks are renewed as the rounds that they were before.
+const FIRSTS: u64 = 128;
 const OTHERS: usize = 50;
 /// A place that no lease has.
 const NOWHERE: usize = u16::MAX as usize;
@@ -39,9 +42,14 @@ impl RedisStore {
             let (mut plain, others): (Vec<usize>, Vec<usize>) = places
                 .into_iter()
                 .partition(|at| once && is_here && plain_run(&beats[*at]).is_some());
-            // A round is found by the first of its tokens.
-            plain.sort_unstable_by_key(|at| beats[*at].grant);
-            for chunk in plain.chunks(CHUNK) {
+            // A round is found by the first of its tokens, and one of singles is renewed as a whole.
+            let is_single = |at: usize| beats[at].leases.len() == 1;
+            plain.sort_unstable_by_key(|at| (is_single(*at), beats[*at].grant));
+            let goes_on = |at: &usize, next: &usize| {
+                is_single(*at) == is_single(*next) && !is_first(beats[*next].grant)
+            };
+            let chunks = plain.chunk_by(goes_on);
+            for chunk in chunks.flat_map(|chunk| chunk.chunks(CHUNK)) {
                 let [mut names, mut runs] = [Out::default(), Out::default()];
                 for (beat, run) in chunk
                     .iter()
@@ -84,6 +92,12 @@ impl RedisStore {
         }
         Ok(())
     }
+}
+
+fn is_first(grant: FencingToken) -> bool {
+    // Tokens are neighbours, or multiples of something: spread over all numbers they are neither.
+    let spread = grant.get().wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    spread / (u64::MAX / FIRSTS) == 0
 }
 
 /// Where the leases of a beat lie, if they are neighbours and the beat says nothing else.
@@ -150,4 +164,21 @@ pub(super) fn read_renewal(body: &mut In, beat: &Beat) -> Result<Renewal> {
         cancel,
         fenced,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_neither_long_nor_many_however_tokens_follow_each_other() {
+        for step in [1, 2, 100, 128, 1_000, 4_096, 1_000_003] {
+            let tokens = (0..100_000).map(|n| FencingToken::new(1_790_000_000_000_000 + n * step));
+            let firsts = tokens.filter(|token| is_first(*token)).count();
+            assert!(
+                (600..1_000).contains(&firsts),
+                "{firsts} by steps of {step}"
+            );
+        }
+    }
 }

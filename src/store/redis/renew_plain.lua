@@ -1,17 +1,34 @@
 -- renew, plainly: nothing lapses, nothing is shown, nothing is known of the leases but that they live,
--- and the maximum lifetime is far. All beats are looked at before any is renewed; what is not plain goes
--- into `others`.
+-- and the maximum lifetime is far. If the beats are those of a whole round, of one lease each, it is renewed by
+-- what they share. Otherwise all beats are looked at before any is renewed; what is not plain goes into `others`.
 local answers, others = {}, {}
 do
   local roll, runs, names, cells = ARGV[1], ARGV[2], {}, {}
   local beats, first, leases = #roll / NAME, 0, 0
+  -- Deadline, renewals, from when on one may be cut, term, whether all are singles.
+  local SHARE = '<I8I4I8I8I1'
+  local function answer(granted) return pack('<I1I8I4', 1, granted, 0) end
+  if beats > 1 and ARGV[3] == '' and runs == rep('\0\0\1\0', beats) then
+    local raw = call('HGET', HELD, sub(roll, 1, NAME))
+    local round = raw and sub(raw, 13, KIND - 1)
+    local kept = round and round ~= ALONE and call('HMGET', HELD, round, round .. SHARED)
+    if kept and kept[1] == roll then
+      local till, times, capped, term, singles = read(SHARE, kept[2])
+      if singles == 1 and till > now and now < capped then
+        till = now + term
+        call('HSET', HELD, round .. SHARED, pack(SHARE, till, times + 1, capped, term, 1))
+        call('ZADD', ENDS, till, round)
+        return pack('<I1I8I1', 0, now, 0) .. rep(answer(term), beats)
+      end
+    end
+  end
   if beats > 0 then
     for n = 1, beats do names[n] = sub(roll, NAME * n - NAME + 1, NAME * n) end
     cells = call('HMGET', HELD, unpack(names))
     first, leases = read('<I2I2', runs)
   end
   -- Beats are much alike: what a cell comes to, or what is behind its deadline, is found out once.
-  local whole, known, rests, rounds = runs == rep(sub(runs, 1, 4), beats), {}, {}, {}
+  local alike, known, rests, rounds = runs == rep(sub(runs, 1, 4), beats), {}, {}, {}
   local left, freed = {}, {}
   for n = 1, beats do
     local raw, name = cells[n], names[n]
@@ -21,15 +38,18 @@ do
       to = rests[rest]
       if to == nil then
         local renewals, round, capped, term, count, live, noted = read('<I4c12I8I8I2I2I1', rest)
-        to = noted == 0 and now < capped and {
-          renewals = renewals + 1, round = round, kind = sub(raw, KIND), term = term, count = count, live = live, times = 0,
+        local till, times = now + 1, 0
+        if round ~= ALONE then till, times = read(SHARE, call('HGET', HELD, round .. SHARED)) end
+        to = noted == 0 and now < capped and till > now and {
+          renewals = renewals + times + 1, round = round, kind = sub(raw, KIND), capped = capped, term = term,
+          count = count, live = live,
         }
         rests[rest] = to
       end
-      if read('<I8', raw) <= now then to = false end
+      if to and to.round == ALONE and read('<I8', raw) <= now then to = false end
       known[raw] = to
     end
-    if not whole then first, leases = read('<I2I2', runs, 4 * n - 3) end
+    if not alike then first, leases = read('<I2I2', runs, 4 * n - 3) end
     local is_plain = to and first + leases <= to.count
     if is_plain and to.live < to.count then
       local ended = string.find(sub(call('HGET', HELD, sub(name, 1, 8)), -to.count), '1', first + 1, true)
@@ -40,17 +60,18 @@ do
       if not round then
         round = {
           name = beats > 1 and sub(name, 1, 8) .. pack('<I4', to.renewals) or ALONE,
-          till = now + to.term, changed = {}, at = 1, answer = pack('<I1I8I4', 1, to.term, 0),
+          till = now + to.term, capped = to.capped, singles = 1, changed = {}, at = 1, answer = answer(to.term),
         }
         rounds[to.term] = round
       end
       local cell, at = to.cell, round.at
       if not cell then
         cell = pack('<I8I4', round.till, to.renewals) .. round.name .. to.kind
-        to.cell = cell
+        to.cell, round.capped = cell, math.min(round.capped, to.capped)
+        if to.count > 1 then round.singles = 0 end
       end
       round.changed[at], round.changed[at + 1], round.at = name, cell, at + 2
-      if to.round == ALONE then freed[#freed + 1] = name else to.times = to.times + 1 end
+      if to.round == ALONE then freed[#freed + 1] = name else left[#left + 1], left[#left + 2] = to.round, name end
       answers[n] = round.answer
     else
       others[#others + 1] = {
@@ -58,12 +79,9 @@ do
       }
     end
   end
-  for _, to in pairs(rests) do
-    if to and to.times > 0 then left[to.round] = (left[to.round] or 0) + to.times end
-  end
   leave(left)
   if beats > 1 and freed[1] then call('ZREM', ENDS, unpack(freed)) end
-  for _, round in pairs(rounds) do
+  for term, round in pairs(rounds) do
     call('HSET', HELD, unpack(round.changed))
     if round.name == ALONE then
       call('ZADD', ENDS, round.till, names[1])
@@ -74,7 +92,8 @@ do
         for n = 1, came do roll[n] = round.changed[2 * n - 1] end
         roll = concat(roll)
       end
-      call('HSET', HELD, round.name, roll, round.name .. STAYED, came)
+      call('HSET', HELD, round.name, roll,
+        round.name .. SHARED, pack(SHARE, round.till, 0, round.capped, term, round.singles))
       call('ZADD', ENDS, round.till, round.name)
     end
   end

@@ -15,8 +15,11 @@ for run = 0, #RUNS / 29 - 1 do
     local count, live, noted = read('<I2I2I1', cell, KIND + 16)
     local owners, tasks, mapped, pieces, bytes, flags = read('<I2I2I2I2I4I2', raw)
     if noted == 1 or mapped > 0 or bit.band(flags, LASTING) ~= 0 then return NOT_PLAIN end
-    local rest = HEAD_BYTES + owners + tasks
-    g = { gid = gid, name = name, cell = cell, raw = raw, late = read('<I8', cell) <= now, count = count, live = live,
+    local rest, late = HEAD_BYTES + owners + tasks, read('<I8', cell) <= now
+    local round = sub(cell, 13, KIND - 1)
+    -- A round's deadline is no earlier than those in its cells.
+    if late and round ~= ALONE then late = read('<I8', call('HGET', HELD, round .. SHARED)) <= now end
+    g = { gid = gid, name = name, cell = cell, raw = raw, round = round, late = late, count = count, live = live,
       ends = rest, ended = sub(raw, rest + 1), done = 0, roll = stored[3], pieces = pieces, bytes = bytes }
     grants[name], grants[#grants + 1] = g, g
   end
@@ -44,8 +47,8 @@ local function end_runs()
     done = done + g.done
     if g.late then late = late + g.done end
     if g.live == 0 then
-      local round = sub(g.cell, 13, KIND - 1)
-      if round == ALONE then gone[#gone + 1] = g.name else left[round] = (left[round] or 0) + 1 end
+      local round = g.round
+      if round == ALONE then gone[#gone + 1] = g.name else left[#left + 1], left[#left + 2] = round, g.name end
       stored[#stored + 1] = g.name
       stored[#stored + 1] = gid
       stored[#stored + 1] = gid .. ROLL

@@ -28,9 +28,11 @@ local LASTING = UNIQUE + EXCLUSIVE + RETENTION
 local CELL, KIND = '<I8I4c12I8I8I2I2I1', 25
 local SAME_TIME = 16777216
 -- Grants that one call renews form a round: ENDS has them under one name, which begins with the least of
--- their ids, as they share a deadline. HELD has the names of those that came into it behind its name, and
--- behind that and a zero how many have stayed.
-local ROUND, ALONE, STAYED = 12, rep('\0', 12), '\0'
+-- their ids, as they share a deadline. HELD has their names behind its name, and behind that and a zero what
+-- they share: deadline, renewals since it was formed, from when on one of them may be cut, term, whether
+-- each is of one lease. A round of such is renewed by this alone; what their cells say of deadline and renewals is
+-- as they came into it.
+local ROUND, ALONE, SHARED = 12, rep('\0', 12), '\0'
 -- Behind its id: lengths, pieces, bytes, flags of all its jobs together, nonce, granted at, term as
 -- given, lifetime; owner, task, map and ended leases.
 local HEAD, HEAD_BYTES = '<I2I2I2I2I4I2c16I8c12I8', 58

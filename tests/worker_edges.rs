@@ -437,6 +437,26 @@ async fn a_store_that_refuses_claims_is_not_asked_in_a_hot_loop() {
     );
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_claim_asks_for_all_slots() {
+    // Slots begin on two threads while the claimer asks how many are free.
+    for round in 0..200 {
+        let client = client();
+        client.enqueue_all(adds(64)).await.unwrap();
+        let first = Arc::new(AtomicUsize::new(0));
+        let seen = first.clone();
+        let worker = client.worker().handle(quick).slots(64);
+        let worker = worker.observer(move |event: &Event<'_>| {
+            if let Event::Claimed { grant } = event {
+                let leases = grant.leases.len();
+                let _ = seen.compare_exchange(0, leases, Ordering::SeqCst, Ordering::SeqCst);
+            }
+        });
+        worker.run_until(completed(&client, 64)).await.unwrap();
+        assert_eq!(first.load(Ordering::SeqCst), 64, "round {round}");
+    }
+}
+
 /// Two jobs of one grant: the first is given up by `give_up` in its first run, the second runs until
 /// the first was completed by another run.
 async fn given_up_beside_a_sibling<F>(

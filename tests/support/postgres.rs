@@ -333,15 +333,19 @@ impl Server {
         found
     }
 
-    /// Freezes all of it. The first process goes first, so that it starts no others meanwhile.
+    /// Freezes all of it.
     pub(crate) fn pause(&self) {
-        kill_process(self.pid(), Signal::STOP).expect("to freeze the server");
-        for pid in self.processes() {
-            // One that has ended meanwhile stands still, too.
-            let _ = kill_process(pid, Signal::STOP);
-        }
         let moves = |pid: &Pid| stat(*pid).is_some_and(|fields| !["T", "Z"].contains(&&*fields[0]));
-        while self.processes().iter().any(moves) {
+        loop {
+            let mut moving = self.processes();
+            moving.retain(moves);
+            if moving.is_empty() {
+                return;
+            }
+            // Until the first process stands still, it may start others.
+            for pid in moving {
+                let _ = kill_process(pid, Signal::STOP);
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
     }

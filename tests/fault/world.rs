@@ -82,6 +82,14 @@ impl World {
 
     /// Kills a worker, and waits until all that it has asked for is done or undone: what has reached a
     /// server does not die with its sender.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(
+            clippy::unused_async,
+            unused_variables,
+            reason = "only a server has to be waited for"
+        )
+    )]
     pub(crate) async fn kill(&self, process: &mut Process, owner: &str) -> Killed {
         let killed = process.kill();
         #[cfg(feature = "postgres")]
@@ -95,7 +103,6 @@ impl World {
                 ..killed
             };
         }
-        let _ = owner;
         killed
     }
 

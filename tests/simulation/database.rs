@@ -58,19 +58,20 @@ impl Database {
     pub(crate) fn keep(&self) {
         let (from, to) = (self.schema.clone(), self.kept());
         as_operator(async move |db| {
-            let mut sql = format!("DROP SCHEMA IF EXISTS {to} CASCADE; CREATE SCHEMA {to};");
-            for table in tables(&db, &from).await {
-                sql += &format!("CREATE TABLE {to}.{table} AS TABLE {from}.{table};");
-            }
-            sql += &format!(
-                "CREATE TABLE {to}.sequences_kept AS SELECT sequencename, last_value
-                 FROM pg_sequences WHERE schemaname = '{from}';"
-            );
             // One snapshot for all of them: the store may be at work.
-            let whole = format!(
-                "BEGIN ISOLATION LEVEL REPEATABLE READ; SET client_min_messages = warning; {sql} COMMIT"
-            );
-            db.batch_execute(&whole).await.expect("a copy");
+            let mut steps = vec![
+                "BEGIN ISOLATION LEVEL REPEATABLE READ".to_owned(),
+                "SET LOCAL client_min_messages = warning".to_owned(),
+                format!("DROP SCHEMA IF EXISTS {to} CASCADE"),
+                format!("CREATE SCHEMA {to}"),
+                format!(
+                    "CREATE TABLE {to}.sequences_kept AS SELECT sequencename, last_value
+                     FROM pg_sequences WHERE schemaname = '{from}'"
+                ),
+            ];
+            let copy = |table| format!("CREATE TABLE {to}.{table} AS TABLE {from}.{table}");
+            steps.extend(tables(&db, &from).await.into_iter().map(copy));
+            done(&db, steps).await;
         });
     }
 
@@ -79,30 +80,23 @@ impl Database {
         let (from, to, store) = (self.kept(), self.schema.clone(), self.namespace.clone());
         as_operator(async move |db| {
             // What it had sent before it stopped must not arrive after.
-            let open = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1";
-            while db
-                .query_one(open, &[&store])
-                .await
-                .expect("a count")
-                .get::<_, i64>(0)
-                > 0
-            {
+            let open = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = $1)";
+            while db.query_one(open, &[&store]).await.expect("a look").get(0) {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            let mut sql = String::new();
+            let mut steps = vec!["BEGIN".to_owned()];
             for table in tables(&db, &to).await {
-                sql += &format!(
-                    "DELETE FROM {to}.{table};
-                     INSERT INTO {to}.{table} OVERRIDING SYSTEM VALUE TABLE {from}.{table};"
-                );
+                steps.push(format!("DELETE FROM {to}.{table}"));
+                steps.push(format!(
+                    "INSERT INTO {to}.{table} OVERRIDING SYSTEM VALUE TABLE {from}.{table}"
+                ));
             }
-            sql += &format!(
+            steps.push(format!(
                 "SELECT setval(format('{to}.%I', sequencename), coalesce(last_value, 1),
                                last_value IS NOT NULL)
                  FROM {from}.sequences_kept"
-            );
-            let whole = format!("BEGIN; {sql}; COMMIT");
-            db.batch_execute(&whole).await.expect("the copy, restored");
+            ));
+            done(&db, steps).await;
         });
     }
 
@@ -118,16 +112,23 @@ impl Drop for Database {
         }
         let schema = self.schema.clone();
         as_operator(async move |db| {
-            let mut sql = String::new();
+            let mut steps = vec!["BEGIN".to_owned()];
             // Which database this is does not change from one world to the next.
-            for table in tables(&db, &schema).await.iter().filter(|t| *t != "meta") {
-                sql += &format!("DELETE FROM {schema}.{table};");
-            }
-            db.batch_execute(&sql).await.expect("an empty schema");
+            let others = tables(&db, &schema).await;
+            let others = others.iter().filter(|table| *table != "meta");
+            steps.extend(others.map(|table| format!("DELETE FROM {schema}.{table}")));
+            done(&db, steps).await;
         });
         let mut free = FREE.lock().unwrap_or_else(PoisonError::into_inner);
         free.push(std::mem::take(&mut self.schema));
     }
+}
+
+/// All of it, or nothing.
+async fn done(db: &Client, mut steps: Vec<String>) {
+    steps.push("COMMIT".to_owned());
+    let steps = steps.join(";\n");
+    db.batch_execute(&steps).await.expect("an operator may");
 }
 
 async fn tables(db: &Client, schema: &str) -> Vec<String> {

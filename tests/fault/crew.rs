@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock, Timestamp};
 use leasehold::job::JobOptions;
+#[cfg(feature = "postgres")]
+use leasehold::store::PostgresStore;
 use leasehold::store::conformance::history::Op;
 #[cfg(feature = "redis")]
 use leasehold::store::{RedisOptions, RedisStore};
@@ -42,7 +44,7 @@ pub(crate) struct CrewRole {
 
 impl CrewRole {
     pub(crate) async fn open(&self) -> Arc<dyn Store> {
-        let store = open(&self.url, self.clock.as_deref().map(HandClock::of));
+        let store = open(&self.url, self.clock.as_deref().map(HandClock::of)).await;
         let log = Log::open(&self.journal, self.number);
         let store: Arc<dyn Store> = Arc::new(Journal::new(store, log));
         match self.flaw {
@@ -52,7 +54,12 @@ impl CrewRole {
     }
 }
 
-fn open(url: &str, clock: Option<HandClock>) -> Arc<dyn Store> {
+/// The store of a URL.
+#[cfg_attr(
+    not(feature = "postgres"),
+    expect(clippy::unused_async, reason = "a server has to be waited for")
+)]
+pub(crate) async fn open(url: &str, clock: Option<HandClock>) -> Arc<dyn Store> {
     if let Some(path) = url.strip_prefix("sqlite://") {
         let options = SqliteOptions::new();
         let options = match clock {
@@ -60,6 +67,11 @@ fn open(url: &str, clock: Option<HandClock>) -> Arc<dyn Store> {
             None => options,
         };
         return Arc::new(SqliteStore::with(path, options).unwrap());
+    }
+    #[cfg(feature = "postgres")]
+    if url.starts_with("postgres://") {
+        assert!(clock.is_none(), "a URL has no room for a clock");
+        return Arc::new(PostgresStore::open(url).await.unwrap());
     }
     #[cfg(feature = "redis")]
     {

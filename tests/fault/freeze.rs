@@ -44,10 +44,9 @@ struct Thawed {
 /// Freezes a worker in mid-job past its term, and thaws it when its successor has completed
 /// everything, or is in the midst of it. None if it could not be frozen, or its successor stood still
 /// too, with the machine.
-async fn thawed(after_the_end: bool) -> Option<Thawed> {
+async fn thawed(mut world: World, after_the_end: bool) -> Option<Thawed> {
     pulse::start();
     let began = Instant::now();
-    let mut world = World::new();
     let jobs = world
         .enqueue(&[const { Errand::Zombie { millis: 1_000 } }; ZOMBIES])
         .await;
@@ -139,11 +138,33 @@ async fn thawed(after_the_end: bool) -> Option<Thawed> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frozen_worker() {
     let _machine = MACHINE.read().await;
+    let cases = ["owner pause, stale owner resume", "stale checkpoint"];
+    frozen(cases, async || World::new()).await;
+}
+
+#[cfg(feature = "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn frozen_worker_on_postgres() {
+    let _machine = MACHINE.read().await;
+    let cases = [
+        "owner pause, stale owner resume, PostgreSQL",
+        "stale checkpoint, PostgreSQL",
+    ];
+    let fresh = async || {
+        let host = crate::engine::Engine::Postgres.share();
+        World::on(&host).await
+    };
+    frozen(cases, fresh).await;
+}
+
+/// Each time in a new world: what happens to the leases, and what to the checkpoints.
+async fn frozen(cases: [&'static str; 2], fresh: impl AsyncFn() -> World) {
     let (mut pause, mut checkpoint) = (Row::default(), Row::default());
     for after_the_end in [true, false] {
         let mut tries = 0;
         let thawed = loop {
-            match thawed(after_the_end).await {
+            match thawed(fresh().await, after_the_end).await {
                 Some(thawed) => break thawed,
                 None => tries += 1,
             }
@@ -159,8 +180,9 @@ async fn frozen_worker() {
             checkpoint.control.clone_from(&pause.control);
         }
     }
-    report("owner pause, stale owner resume", pause);
-    report("stale checkpoint", checkpoint);
+    let [of_leases, of_checkpoints] = cases;
+    report(of_leases, pause);
+    report(of_checkpoints, checkpoint);
 }
 
 /// Has a process hold the write lock, frozen, for two seconds amid the work; it is then killed.

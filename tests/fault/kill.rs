@@ -32,7 +32,7 @@ struct Aftermath {
     world: World,
     fallen: HashMap<String, Fallen>,
     took: Duration,
-    /// The longest that the supervisor itself was kept waiting for the file and the processor.
+    /// The longest that the supervisor itself was kept waiting for the store and the processor.
     lag: Duration,
 }
 
@@ -41,13 +41,13 @@ const USUAL_LAG: Duration = Duration::from_millis(100);
 
 /// Keeps `workers` at work, kills one after another at random moments, and lets the rest finish.
 async fn kill_workers(
+    mut world: World,
     workers: usize,
     kills: usize,
     gap: std::ops::Range<u64>,
     flaw: Option<Flaw>,
 ) -> Aftermath {
     let start = Instant::now();
-    let mut world = World::new();
     let enlist = |world: &mut World| {
         let mut role = world.role(SLOTS);
         role.flaw = flaw;
@@ -70,7 +70,7 @@ async fn kill_workers(
         let victim = fastrand::usize(..fleet.len());
         let (owner, mut process) = fleet.swap_remove(victim);
         assert!(!process.has_ended(), "{owner} ended by itself");
-        let killed = process.kill();
+        let killed = world.kill(&mut process, &owner).await;
         fleet.push(enlist(&mut world));
         let held = world.leases(&owner).await;
         let held = held.into_iter().map(|lease| lease.token).collect();
@@ -152,12 +152,30 @@ fn spread(times: &mut [Duration]) -> [u128; 3] {
 async fn kill9_200_times() {
     let _machine = MACHINE.write().await;
     let kills = if in_campaign() { 2_000 } else { 200 };
+    let world = owner_crash("owner crash", World::new(), kills).await;
+    world.assert_sound();
+}
+
+#[cfg(feature = "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn kill9_on_postgres() {
+    let _machine = MACHINE.write().await;
+    let kills = if in_campaign() { 1_000 } else { 30 };
+    // The disk takes part: nobody has turned it off.
+    let host = crate::engine::Engine::Postgres.durable();
+    let world = World::on(&host).await;
+    owner_crash("owner crash, PostgreSQL", world, kills).await;
+}
+
+/// Kills workers, and judges what the store says of it.
+async fn owner_crash(case: &'static str, world: World, kills: usize) -> World {
     let Aftermath {
         world,
         fallen,
         took,
         lag,
-    } = kill_workers(4, kills, 20..480, None).await;
+    } = kill_workers(world, 4, kills, 20..480, None).await;
     let queue = world.look().await;
     let (counts, ledger) = (queue.counts, queue.ledger);
     let jobs = world.jobs(JobState::Completed).await;
@@ -215,9 +233,8 @@ async fn kill9_200_times() {
     }
     let [median, p99, longest] = spread(&mut takeovers);
     let [_, suspect_p99, suspect_longest] = spread(&mut suspects);
-    world.assert_sound();
     figures(&format!(
-        "kill9_200_times: {} kills in {took:.1?}, {} jobs, {} leases ({held} left at the kills, {} \
+        "{case}: {} kills in {took:.1?}, {} jobs, {} leases ({held} left at the kills, {} \
          expired, {} surrendered), 0 lost; takeover median {median} ms, p99 {p99} ms, longest \
          {longest} ms; of {} suspects p99 {suspect_p99} ms, longest {suspect_longest} ms; the \
          machine's own lag {} ms",
@@ -243,7 +260,8 @@ async fn kill9_200_times() {
     assert!(alive == 0 || busy > TERM / 4, "{alive} expired needlessly");
     let bound = TERM + Duration::from_millis(250) + busy;
     assert!(p99 <= bound.as_millis(), "{p99} ms, allowed {bound:?}");
-    report("owner crash", row);
+    report(case, row);
+    world
 }
 
 /// The control arm: if jobs were completed when they are handed out, kills would lose some.
@@ -251,7 +269,7 @@ async fn kill9_200_times() {
 async fn kill9_without_leases_loses_jobs() {
     let _machine = MACHINE.read().await;
     let flaw = Some(Flaw::CompletesAtClaim);
-    let aftermath = kill_workers(2, 8, 300..600, flaw).await;
+    let aftermath = kill_workers(World::new(), 2, 8, 300..600, flaw).await;
     let jobs = aftermath.world.jobs(JobState::Completed).await;
     let done = aftermath.world.done();
     let lost: Vec<JobId> = jobs

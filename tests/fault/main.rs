@@ -16,6 +16,8 @@
 
 mod broken;
 mod crew;
+#[cfg(any(feature = "redis", feature = "postgres"))]
+mod engine;
 mod journal;
 #[cfg(feature = "postgres")]
 #[path = "../support/postgres.rs"]
@@ -45,17 +47,21 @@ mod one_step;
 #[cfg(feature = "redis")]
 mod operator;
 #[cfg(feature = "redis")]
+mod outage;
+#[cfg(any(feature = "redis", feature = "postgres"))]
 mod partition;
 mod poison;
 mod produce;
 #[cfg(feature = "redis")]
 mod race;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "postgres"))]
 mod repeat;
 #[cfg(feature = "redis")]
+mod rollback;
+#[cfg(any(feature = "redis", feature = "postgres"))]
 mod server;
 mod skew;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "redis", feature = "postgres"))]
 mod storm;
 mod together;
 

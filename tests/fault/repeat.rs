@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::broken::Flaw;
 use crate::crew::Chore;
+use crate::engine::Engine;
 use crate::process::Process;
 use crate::stage::Stage;
 use crate::support::proxy::Proxy;
-use crate::support::redis::Standalone;
 use crate::table::{Row, report};
 use crate::{MACHINE, in_campaign};
 
@@ -38,15 +38,27 @@ async fn work(stage: &Stage, rounds: usize) {
     stage.naps(rounds * 20, 10).await;
 }
 
+#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn duplicate_request() {
-    const CASE: &str = "duplicate request";
     let _machine = MACHINE.read().await;
-    let server = tokio::task::block_in_place(|| Standalone::start(&[]));
-    let mut stage = Stage::at(server.url()).await;
+    every_call_twice(Engine::Redis, "duplicate request").await;
+}
+
+#[cfg(feature = "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn duplicate_request_on_postgres() {
+    let _machine = MACHINE.read().await;
+    every_call_twice(Engine::Postgres, "duplicate request, PostgreSQL").await;
+}
+
+async fn every_call_twice(engine: Engine, case: &'static str) {
+    let host = engine.share();
+    let mut stage = Stage::at(host.url()).await;
     stage.registers(KEYS).await;
-    let crew = staff(&mut stage, server.url(), TERM, Some(Flaw::SendsTwice)).await;
+    let crew = staff(&mut stage, &host.url(), TERM, Some(Flaw::SendsTwice)).await;
     let mut producer = stage.role("producer");
     producer.flaw = Some(Flaw::SendsTwice);
     stage.world.client = leasehold::Client::new(producer.open().await);
@@ -56,27 +68,21 @@ async fn duplicate_request() {
     }
     let view = stage.drained().await;
     let judged = stage.finish(crew).await;
-    judged.assert_sound(CASE);
-    stage.assert_none_expired(CASE, &view, TERM);
+    judged.assert_sound(case);
+    stage.assert_none_expired(case, &view, TERM);
 
     // The control arm: a claim that is not known again gives its leases to nobody.
-    let server = tokio::task::block_in_place(|| Standalone::start(&[]));
-    let mut stage = Stage::at(server.url()).await;
+    let host = engine.share();
+    let mut stage = Stage::at(host.url()).await;
     stage.registers(KEYS).await;
     let term = TERM / 10;
-    let _crew = staff(
-        &mut stage,
-        server.url(),
-        term,
-        Some(Flaw::SendsTwiceUnnamed),
-    )
-    .await;
+    let _crew = staff(&mut stage, &host.url(), term, Some(Flaw::SendsTwiceUnnamed)).await;
     work(&stage, 1).await;
     let harm = |view: &leasehold::inspect::QueueView| view.ledger.expired_deadline > 0;
     let control = stage.world.until("leases that nobody knows of", harm).await;
     let control = format!("{} leases forgotten", control.ledger.expired_deadline);
     report(
-        CASE,
+        case,
         Row {
             control,
             ..judged.row
@@ -106,35 +112,56 @@ async fn lose_answers(stage: &Stage, proxy: &Proxy, most: usize) {
     proxy.lose_replies(0, 0);
 }
 
+#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn ambiguous_settle() {
-    const CASE: &str = "ambiguous settle";
     let _machine = MACHINE.read().await;
-    let server = tokio::task::block_in_place(|| Standalone::start(&[]));
-    let proxy = Proxy::start(server.server.port()).await;
-    let url = format!("redis://127.0.0.1:{}", proxy.port());
-    let mut stage = Stage::at(server.url()).await;
+    answers_lost(Engine::Redis, "ambiguous settle").await;
+}
+
+#[cfg(feature = "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn ambiguous_settle_on_postgres() {
+    let _machine = MACHINE.read().await;
+    answers_lost(Engine::Postgres, "ambiguous settle, PostgreSQL").await;
+}
+
+async fn answers_lost(engine: Engine, case: &'static str) {
+    let host = engine.share();
+    let proxy = host.proxy().await;
+    let url = host.url_by(proxy.port());
+    let mut stage = Stage::at(host.url()).await;
     stage.registers(KEYS).await;
     let crew = staff(&mut stage, &url, TERM, None).await;
     lose_answers(&stage, &proxy, if in_campaign() { 500 } else { 30 }).await;
     let view = stage.drained().await;
     let judged = stage.finish(crew).await;
-    judged.assert_sound(CASE);
-    stage.assert_none_expired(CASE, &view, TERM);
+    judged.assert_sound(case);
+    stage.assert_none_expired(case, &view, TERM);
 
-    let server = tokio::task::block_in_place(|| Standalone::start(&[]));
-    let proxy = Proxy::start(server.server.port()).await;
-    let url = format!("redis://127.0.0.1:{}", proxy.port());
-    let mut stage = Stage::at(server.url()).await;
+    let host = engine.share();
+    let proxy = host.proxy().await;
+    let url = host.url_by(proxy.port());
+    let mut stage = Stage::at(host.url()).await;
     stage.registers(KEYS).await;
     let _crew = staff(&mut stage, &url, TERM / 10, Some(Flaw::RepeatsUnnamed)).await;
-    lose_answers(&stage, &proxy, 10).await;
-    let harm = |view: &leasehold::inspect::QueueView| view.ledger.expired_deadline > 0;
-    let control = stage.world.until("leases that nobody knows of", harm).await;
-    let control = format!("{} leases forgotten", control.ledger.expired_deadline);
+    // Not every answer that is lost is a claim's.
+    let mut lost = 0;
+    let control = loop {
+        lost += 10;
+        lose_answers(&stage, &proxy, lost).await;
+        let view = stage.drained().await;
+        if view.ledger.expired_deadline > 0 {
+            break view;
+        }
+        assert!(lost < 300, "this test cannot fail");
+    };
+    let control = control.ledger.expired_deadline;
+    let control = format!("{control} leases forgotten, of {lost} answers lost");
     report(
-        CASE,
+        case,
         Row {
             control,
             ..judged.row

@@ -20,6 +20,7 @@ use tokio::sync::Semaphore;
 use crate::broken::{Broken, Flaw};
 use crate::crew::{self, CrewRole};
 use crate::lockset::{self, HolderRole};
+use crate::world::file;
 
 /// Names the role of a child.
 pub(crate) const ROLE: &str = "LEASEHOLD_FAULT_ROLE";
@@ -42,7 +43,8 @@ pub(crate) enum Role {
 
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct WorkerRole {
-    pub(crate) db: PathBuf,
+    /// Where it finds the store.
+    pub(crate) url: String,
     /// Where handlers leave their marks.
     pub(crate) marks: PathBuf,
     pub(crate) owner: String,
@@ -179,7 +181,7 @@ async fn produce(role: ProducerRole) {
 }
 
 async fn work(role: WorkerRole) {
-    let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&role.db).unwrap());
+    let store = crew::open(&role.url, None).await;
     let store = match role.flaw {
         Some(flaw) => Arc::new(Broken::new(store, flaw).await),
         None => store,
@@ -242,7 +244,7 @@ impl Hand {
     }
 
     fn pay(&self, together: bool, ctx: &Context) -> Result<(), Failure> {
-        let mut db = rusqlite::Connection::open(&self.role.db)?;
+        let mut db = rusqlite::Connection::open(file(&self.role.url))?;
         db.busy_timeout(Duration::from_secs(60))?;
         let tx = db.transaction()?;
         let row = (ctx.job_id().to_string(), ctx.token().get().cast_signed());

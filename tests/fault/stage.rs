@@ -3,11 +3,13 @@
 #[cfg(feature = "redis")]
 use std::collections::HashSet;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[cfg(feature = "redis")]
 use leasehold::inspect::JobView;
 use leasehold::inspect::QueueView;
+use leasehold::store::MemoryStore;
 use leasehold::store::conformance::history::Final;
 use leasehold::{Client, NewJob};
 #[cfg(feature = "redis")]
@@ -45,7 +47,7 @@ impl Stage {
     }
 
     /// On the store of a URL.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "postgres"))]
     pub(crate) async fn at(url: impl Into<String>) -> Self {
         Self::on(tempfile::tempdir().unwrap(), url.into(), None).await
     }
@@ -72,8 +74,9 @@ impl Stage {
         pulse::start();
         let journal = dir.path().join("journal");
         let registers = Place::Sqlite(dir.path().join("registers.db"));
+        let blank = Arc::new(MemoryStore::new());
         let mut stage = Self {
-            world: World::of(dir),
+            world: World::of(dir, url.clone(), blank),
             url,
             clock,
             journal,

@@ -1,4 +1,4 @@
-//! Many at once: leases to renew, and workers that come back from an outage.
+//! Many at once: leases to renew.
 
 use std::time::Duration;
 
@@ -6,11 +6,9 @@ use leasehold::inspect::QueueView;
 
 use crate::broken::Flaw;
 use crate::crew::Chore;
-use crate::journal::Judgement;
+use crate::engine::{Engine, Host};
 use crate::process::Process;
 use crate::stage::Stage;
-use crate::support::proxy::Proxy;
-use crate::support::redis::Standalone;
 use crate::table::{Row, report};
 use crate::{MACHINE, in_campaign};
 
@@ -18,13 +16,13 @@ struct Held {
     stage: Stage,
     view: QueueView,
     worker: Process,
-    _server: Standalone,
+    _host: Host,
 }
 
 /// One worker with so many leases, on a server that stands still for a good part of a term.
-async fn hold(leases: usize, term: Duration, flaw: Option<Flaw>) -> Held {
-    let server = tokio::task::block_in_place(|| Standalone::start(&[]));
-    let mut stage = Stage::at(server.url()).await;
+async fn hold(engine: Engine, leases: usize, term: Duration, flaw: Option<Flaw>) -> Held {
+    let host = engine.own();
+    let mut stage = Stage::at(host.url()).await;
     let mut role = stage.role("first");
     (role.slots, role.term, role.flaw) = (leases, term, flaw);
     let nap = Chore::Nap {
@@ -37,9 +35,9 @@ async fn hold(leases: usize, term: Duration, flaw: Option<Flaw>) -> Held {
     let all = |view: &QueueView| view.counts.leased == leases as u64;
     if flaw.is_none() {
         stage.world.until("every lease", all).await;
-        tokio::task::block_in_place(|| server.server.pause());
+        host.pause();
         tokio::time::sleep(term * 3 / 8).await;
-        server.server.resume();
+        host.resume();
     }
     let over = |view: &QueueView| {
         view.counts.completed == leases as u64 || (flaw.is_some() && view.ledger.expired() > 0)
@@ -49,107 +47,56 @@ async fn hold(leases: usize, term: Duration, flaw: Option<Flaw>) -> Held {
         stage,
         view,
         worker,
-        _server: server,
+        _host: host,
     }
 }
 
+#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn renewal_storm() {
-    const CASE: &str = "renewal storm";
     let _machine = MACHINE.read().await;
     let (leases, seconds) = if in_campaign() {
         (50_000, 20)
     } else {
         (10_000, 8)
     };
+    all_renewed(Engine::Redis, "renewal storm", leases, seconds).await;
+}
+
+#[cfg(feature = "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn renewal_storm_on_postgres() {
+    let _machine = MACHINE.read().await;
+    let (leases, seconds) = if in_campaign() {
+        (50_000, 20)
+    } else {
+        (5_000, 5)
+    };
+    all_renewed(
+        Engine::Postgres,
+        "renewal storm, PostgreSQL",
+        leases,
+        seconds,
+    )
+    .await;
+}
+
+async fn all_renewed(engine: Engine, case: &'static str, leases: usize, seconds: u64) {
     let term = Duration::from_secs(seconds);
-    let held = hold(leases, term, None).await;
+    let held = hold(engine, leases, term, None).await;
     let judged = held.stage.finish([held.worker]).await;
-    judged.assert_sound(CASE);
-    held.stage.assert_none_expired(CASE, &held.view, term);
+    judged.assert_sound(case);
+    held.stage.assert_none_expired(case, &held.view, term);
     let short = Duration::from_secs(1);
-    let held = hold(100, short, Some(Flaw::NeverRenews)).await;
+    let held = hold(engine, 100, short, Some(Flaw::NeverRenews)).await;
     let control = format!("{} of 100 expired", held.view.ledger.expired_deadline);
     report(
-        CASE,
+        case,
         Row {
             control,
             ..judged.row
         },
     );
-}
-
-const WORKERS: usize = 8;
-/// What an outage may bring, for each request of good days.
-const SURGE: f64 = 1.5;
-
-/// Requests that the server is sent in a while.
-async fn requests(proxy: &Proxy, during: Duration) -> usize {
-    let before = proxy.requests();
-    tokio::time::sleep(during).await;
-    proxy.requests() - before
-}
-
-/// Requests while an outage lasted and right after it, for each request of good days.
-struct Storm {
-    during: f64,
-    after: f64,
-}
-
-/// Workers on their way through a proxy, and so many outages at most, until one of them is calm.
-async fn outages(most: usize, flaw: Option<Flaw>) -> (Judgement, Vec<Storm>) {
-    const WINDOW: Duration = Duration::from_secs(2);
-    let server = tokio::task::block_in_place(|| Standalone::start(&[]));
-    let proxy = Proxy::start(server.server.port()).await;
-    let mut stage = Stage::at(server.url()).await;
-    let mut crew = Vec::new();
-    for number in 0..WORKERS {
-        let mut role = stage.role(&format!("worker-{number}"));
-        role.url = format!("redis://127.0.0.1:{}", proxy.port());
-        role.term = Duration::from_secs(10);
-        role.flaw = flaw;
-        crew.push(Stage::hire(role).await);
-    }
-    let mut storms: Vec<Storm> = Vec::new();
-    while storms.len() < most && storms.last().is_none_or(|storm| storm.after > SURGE) {
-        // More than they get done: everybody is always busy.
-        stage
-            .enqueue(&vec![Chore::Nap { millis: 150 }; 2_500])
-            .await;
-        let steady = requests(&proxy, WINDOW).await as f64;
-        // The server answers, and does nothing.
-        server
-            .server
-            .tell::<()>(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
-        let during = requests(&proxy, WINDOW).await as f64 / steady;
-        server
-            .server
-            .tell::<()>(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
-        let after = requests(&proxy, WINDOW).await as f64 / steady;
-        storms.push(Storm { during, after });
-    }
-    stage.drained().await;
-    (stage.finish(crew).await, storms)
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs redis-server: ./tests/run"]
-async fn retry_storm() {
-    const CASE: &str = "retry storm";
-    let _machine = MACHINE.read().await;
-    // What the machine adds to one it does not add to all.
-    let (judged, storms) = outages(3, None).await;
-    judged.assert_sound(CASE);
-    let least = |of: fn(&Storm) -> f64| storms.iter().map(of).fold(f64::MAX, f64::min);
-    let (during, after) = (least(|storm| storm.during), least(|storm| storm.after));
-    let (_, control) = outages(1, Some(Flaw::RepeatsAtOnce)).await;
-    let control = control[0].during;
-    let row = Row {
-        control: format!("load {during:.2} x, then {after:.2} x; repeated at once {control:.0} x"),
-        ..judged.row
-    };
-    assert!(control > SURGE, "{control}: this test cannot fail");
-    assert!(during <= SURGE && after <= SURGE, "{CASE}: {}", row.control);
-    report(CASE, row);
 }

@@ -51,7 +51,7 @@ impl Row {
             None => ["-".into(), "-".into()],
         };
         format!(
-            "{case:<34} {:>12} {:>5} {:>10} {:>8} {:>11} {median:>9} {p99:>9}  {}",
+            "{case:<43} {:>12} {:>5} {:>10} {:>8} {:>11} {median:>9} {p99:>9}  {}",
             self.acknowledged,
             self.lost,
             self.duplicated,
@@ -64,7 +64,7 @@ impl Row {
 
 fn header() -> String {
     format!(
-        "{:<34} {:>12} {:>5} {:>10} {:>8} {:>11} {:>9} {:>9}  {}",
+        "{:<43} {:>12} {:>5} {:>10} {:>8} {:>11} {:>9} {:>9}  {}",
         "fault",
         "acknowledged",
         "lost",
@@ -131,6 +131,32 @@ const CASES: &[&str] = &[
     #[cfg(feature = "redis")]
     "Redis out of memory",
     "poison job",
+    #[cfg(feature = "postgres")]
+    "owner crash, PostgreSQL",
+    #[cfg(feature = "postgres")]
+    "owner pause, stale owner resume, PostgreSQL",
+    #[cfg(feature = "postgres")]
+    "partition, both ways, PostgreSQL",
+    #[cfg(feature = "postgres")]
+    "partition, requests lost, PostgreSQL",
+    #[cfg(feature = "postgres")]
+    "partition, replies lost, PostgreSQL",
+    #[cfg(feature = "postgres")]
+    "partition, link down, PostgreSQL",
+    #[cfg(feature = "postgres")]
+    "delayed renewal, PostgreSQL",
+    #[cfg(feature = "postgres")]
+    "duplicate request, PostgreSQL",
+    #[cfg(feature = "postgres")]
+    "ambiguous settle, PostgreSQL",
+    #[cfg(feature = "postgres")]
+    "service restart, PostgreSQL",
+    #[cfg(feature = "postgres")]
+    "server stall, PostgreSQL",
+    #[cfg(feature = "postgres")]
+    "renewal storm, PostgreSQL",
+    #[cfg(feature = "postgres")]
+    "stale checkpoint, PostgreSQL",
 ];
 
 /// Those that take so long that they are in the campaign only.

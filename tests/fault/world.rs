@@ -1,4 +1,4 @@
-//! One file, and what its own records say about what happened.
+//! One store, and what its own records say about what happened.
 
 use std::collections::HashSet;
 use std::io::Write as _;
@@ -7,13 +7,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::clock::Timestamp;
+#[cfg(feature = "postgres")]
+use leasehold::clock::{Clock as _, SystemClock};
 use leasehold::inspect::{self, JobView, LeaseFilter, LeaseView, Page, QueueView};
 use leasehold::job::{JobState, QueueName, limits};
-use leasehold::store::{MemoryStore, SqliteStore, Store};
+use leasehold::store::{SqliteStore, Store};
 use leasehold::{Client, Job as _, JobId, NewJob};
 use tempfile::TempDir;
 
-use crate::process::{PATIENCE, Process};
+use crate::process::{Killed, PATIENCE, Process};
 use crate::roles::{Errand, Role, WorkerRole};
 
 /// The term of all leases that are meant to be lost.
@@ -21,14 +23,18 @@ pub(crate) const TERM: Duration = Duration::from_secs(1);
 
 pub(crate) struct World {
     pub(crate) client: Client,
-    db: PathBuf,
+    url: String,
     marks: PathBuf,
     started: usize,
+    /// A look behind the store.
+    #[cfg(feature = "postgres")]
+    server: Option<tokio_postgres::Client>,
     /// Goes last.
     _dir: TempDir,
 }
 
 impl World {
+    /// On a file of its own.
     pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let db = dir.path().join("jobs.db");
@@ -37,42 +43,81 @@ impl World {
 
     /// With the file on another disk.
     pub(crate) fn at(dir: TempDir, db: PathBuf) -> Self {
-        let store: Arc<dyn Store> = Arc::new(SqliteStore::open(&db).unwrap());
+        let url = format!("sqlite://{}", db.display());
+        let store: Arc<dyn Store> = Arc::new(SqliteStore::open(db).unwrap());
+        Self::of(dir, url, store)
+    }
+
+    /// On the PostgreSQL server of a host.
+    #[cfg(feature = "postgres")]
+    pub(crate) async fn on(host: &crate::engine::Host) -> Self {
+        let url = host.url();
+        let store = crate::crew::open(&url, None).await;
+        let mut world = Self::of(tempfile::tempdir().unwrap(), url, store);
+        world.server = Some(host.server().client().await);
+        world
+    }
+
+    /// On the store of a URL, as the client is to see it.
+    pub(crate) fn of(dir: TempDir, url: String, store: Arc<dyn Store>) -> Self {
         Self {
             client: Client::new(store),
-            db,
+            url,
             marks: dir.path().to_owned(),
             started: 0,
+            #[cfg(feature = "postgres")]
+            server: None,
             _dir: dir,
         }
     }
 
-    /// With whatever store its client is given.
-    pub(crate) fn of(dir: TempDir) -> Self {
-        Self {
-            client: Client::new(Arc::new(MemoryStore::new())),
-            db: dir.path().join("jobs.db"),
-            marks: dir.path().to_owned(),
-            started: 0,
-            _dir: dir,
-        }
-    }
-
+    /// The file, where the store is one.
     pub(crate) fn db(&self) -> &Path {
-        &self.db
+        file(&self.url)
     }
 
     pub(crate) fn store(&self) -> &dyn Store {
         &**self.client.store()
     }
 
-    /// A worker with a name of its own.
+    /// Kills a worker, and waits until all that it has asked for is done or undone: what has reached a
+    /// server does not die with its sender.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(
+            clippy::unused_async,
+            unused_variables,
+            reason = "only a server has to be waited for"
+        )
+    )]
+    pub(crate) async fn kill(&self, process: &mut Process, owner: &str) -> Killed {
+        let killed = process.kill();
+        #[cfg(feature = "postgres")]
+        if let Some(server) = &self.server {
+            let busy = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = $1)";
+            while server.query_one(busy, &[&owner]).await.unwrap().get(0) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            return Killed {
+                not_after: SystemClock.now(),
+                ..killed
+            };
+        }
+        killed
+    }
+
+    /// A worker with a name of its own, by which a server knows it, too.
     pub(crate) fn role(&mut self, slots: usize) -> WorkerRole {
         self.started += 1;
+        let owner = format!("worker-{}", self.started);
+        let url = match self.url.split_once('?') {
+            Some(_) => format!("{}&application_name={owner}", self.url),
+            None => self.url.clone(),
+        };
         WorkerRole {
-            db: self.db.clone(),
+            url,
             marks: self.marks.clone(),
-            owner: format!("worker-{}", self.started),
+            owner,
             slots,
             term: TERM,
             drain_grace: Duration::from_secs(10),
@@ -187,12 +232,17 @@ impl World {
     }
 
     pub(crate) fn assert_sound(&self) {
-        let db = rusqlite::Connection::open(&self.db).unwrap();
+        let db = rusqlite::Connection::open(self.db()).unwrap();
         let sound: String = db
             .query_row("PRAGMA integrity_check", [], |row| row.get(0))
             .unwrap();
         assert_eq!(sound, "ok");
     }
+}
+
+/// The file of a SQLite store.
+pub(crate) fn file(url: &str) -> &Path {
+    Path::new(url.strip_prefix("sqlite://").expect("a file"))
 }
 
 /// I1, I6 and I9, from the store's own records: every lease ended before the job's next one was

@@ -1,9 +1,12 @@
-//! The real stores, on the world's clock: memory, and SQLite without its writer's thread.
+//! The real stores, on the world's clock: memory, SQLite without its writer's thread, and PostgreSQL
+//! with its server.
 
 use std::sync::Arc;
 
 use leasehold::{MemoryStore, Store};
 
+#[cfg(feature = "postgres")]
+use crate::database::Database;
 use crate::net::StoreClock;
 
 /// Which store code runs.
@@ -12,6 +15,8 @@ pub(crate) enum Engine {
     Memory,
     #[cfg(feature = "sqlite")]
     Sqlite,
+    #[cfg(feature = "postgres")]
+    Postgres,
 }
 
 /// Where a store's state is between two starts of it.
@@ -20,10 +25,16 @@ pub(crate) enum Disk {
     Memory(Option<Arc<dyn Store>>),
     #[cfg(feature = "sqlite")]
     File(tempfile::TempDir),
+    #[cfg(feature = "postgres")]
+    Database(Database),
 }
 
 impl Disk {
-    pub(crate) fn new(engine: Engine) -> Self {
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(unused_variables, reason = "only a server's store has dice of its own")
+    )]
+    pub(crate) fn new(engine: Engine, seed: u64) -> Self {
         match engine {
             Engine::Memory => Self::Memory(None),
             #[cfg(feature = "sqlite")]
@@ -32,6 +43,8 @@ impl Disk {
                 let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
                 Self::File(dir.expect("a directory"))
             }
+            #[cfg(feature = "postgres")]
+            Engine::Postgres => Self::Database(Database::new(seed)),
         }
     }
 
@@ -53,6 +66,8 @@ impl Disk {
                 let store = SqliteStore::with(dir.path().join("jobs.db"), options);
                 Arc::new(store.expect("the file opens"))
             }
+            #[cfg(feature = "postgres")]
+            Self::Database(database) => database.open(clock),
         }
     }
 
@@ -62,6 +77,8 @@ impl Disk {
             Self::Memory(_) => {}
             #[cfg(feature = "sqlite")]
             Self::File(dir) => copy(dir.path(), "jobs.db", "kept.db"),
+            #[cfg(feature = "postgres")]
+            Self::Database(database) => database.keep(),
         }
     }
 
@@ -71,6 +88,8 @@ impl Disk {
             Self::Memory(kept) => *kept = None,
             #[cfg(feature = "sqlite")]
             Self::File(dir) => copy(dir.path(), "kept.db", "jobs.db"),
+            #[cfg(feature = "postgres")]
+            Self::Database(database) => database.roll_back(),
         }
     }
 }

@@ -83,15 +83,17 @@ struct World {
 
 /// Runs a plan.
 pub(crate) fn run(plan: &Plan, goal: Goal, engine: Engine, variant: Variant) -> Outcome {
+    // It may have to be made, and draw a name or a port for that.
+    let disk = Disk::new(engine, plan.seed);
     // The runtime's own jitter: everything runs on this thread, and draws in the same order.
     fastrand::seed(plan.seed);
-    let mut world = World::new(plan, engine, variant);
+    let mut world = World::new(plan, disk, variant);
     world.live(plan, goal);
     world.end(plan)
 }
 
 impl World {
-    fn new(plan: &Plan, engine: Engine, variant: Variant) -> Self {
+    fn new(plan: &Plan, disk: Disk, variant: Variant) -> Self {
         let net = Net::new(plan.seed, plan.faults.quality);
         let clock = StoreClock::new(&net);
         let history = History::with_clock(clock.clone());
@@ -100,7 +102,7 @@ impl World {
             net,
             clock,
             server: Arc::default(),
-            disk: Disk::new(engine),
+            disk,
             history,
             overseer: Arc::default(),
             resource,

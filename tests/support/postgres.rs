@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use leasehold::clock::Clock;
 use leasehold::job::Namespace;
 use leasehold::store::{PostgresOptions, PostgresStore};
-use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio_postgres::{Client, Config, NoTls};
 
 /// The server refuses to run as root: then it runs as nobody.
@@ -60,9 +60,12 @@ fn bin() -> PathBuf {
     newest.expect("PostgreSQL is not installed here: ./tests/run installs it")
 }
 
+/// Below the ports that the system gives to outgoing connections: a server that is down for a while must
+/// find its port free again.
 pub(crate) fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("an address").port()
+    let free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    let mut ports = std::iter::repeat_with(|| fastrand::u16(30_000..32_700));
+    ports.find(free).expect("a port")
 }
 
 fn is_root() -> bool {
@@ -147,9 +150,11 @@ impl Server {
             .expect("a directory")
             .keep();
         give_away(&dir);
+        // Each process of the server is a group of its own, and may be frozen.
         let clean = "cat > /dev/null; pid=$(head -n 1 \"$1/data/postmaster.pid\" 2> /dev/null); \
-                     [ -z \"$pid\" ] || kill -CONT -- \"-$pid\" 2> /dev/null; \
-                     [ -z \"$pid\" ] || kill -KILL -- \"-$pid\" 2> /dev/null; sleep 0.2; \
+                     [ -z \"$pid\" ] || kill -KILL \"$pid\" \
+                       $(grep -ls \"^PPid:.$pid\\$\" /proc/[0-9]*/status | cut -d / -f 3) \
+                       2> /dev/null; sleep 0.2; \
                      umount -l \"$1/small\" 2> /dev/null; rm -rf \"$1\"";
         let watch = Command::new("sh")
             .args(["-c", clean, "sh"])
@@ -305,32 +310,63 @@ impl Server {
 
     /// CPU time of all its processes, those that have ended included.
     pub(crate) fn cpu(&self) -> Duration {
-        let first = self.pid().as_raw_nonzero().get().to_string();
-        let ticks = |pid: &str| -> Option<(String, u64)> {
-            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-            let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+        let spent = self.processes().into_iter().filter_map(|pid| {
+            let fields = stat(pid)?;
             // utime, stime, and the same of children that have ended.
-            let spent = fields
-                .get(11..15)?
-                .iter()
-                .filter_map(|n| n.parse::<u64>().ok());
-            Some(((*fields.get(1)?).to_owned(), spent.sum()))
-        };
-        let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-        let spent = processes.filter_map(|process| {
-            let pid = process.file_name().into_string().ok()?;
-            let (parent, spent) = ticks(&pid)?;
-            (pid == first || parent == first).then_some(spent)
+            let spent = fields.get(11..15)?.iter();
+            Some(spent.filter_map(|n| n.parse::<u64>().ok()).sum::<u64>())
         });
         Duration::from_millis(spent.sum::<u64>() * 10)
     }
 
-    /// Kills all of it at once, as the loss of its machine would.
+    /// Its first process, and all that this one has started: each is a group of its own.
+    fn processes(&self) -> Vec<Pid> {
+        let first = self.pid();
+        let parent = first.as_raw_nonzero().get().to_string();
+        let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let all = all.filter_map(|process| process.file_name().to_str()?.parse().ok());
+        let mut found = vec![first];
+        found.extend(all.filter_map(Pid::from_raw).filter(|pid| {
+            let fields = stat(*pid).unwrap_or_default();
+            fields.get(1) == Some(&parent)
+        }));
+        found
+    }
+
+    /// Freezes all of it.
+    pub(crate) fn pause(&self) {
+        let moves = |pid: &Pid| stat(*pid).is_some_and(|fields| !["T", "Z"].contains(&&*fields[0]));
+        loop {
+            let mut moving = self.processes();
+            moving.retain(moves);
+            if moving.is_empty() {
+                return;
+            }
+            // Until the first process stands still, it may start others.
+            for pid in moving {
+                let _ = kill_process(pid, Signal::STOP);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    pub(crate) fn resume(&self) {
+        for pid in self.processes() {
+            let _ = kill_process(pid, Signal::CONT);
+        }
+    }
+
+    /// Kills all of it at once, as the loss of its machine would: nobody is left to end what was
+    /// begun.
     pub(crate) fn kill(&mut self) {
+        if self.alive() {
+            self.pause();
+            for pid in self.processes() {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
         if let Some(mut child) = self.child.take() {
-            let pid = Pid::from_raw(child.id().cast_signed()).expect("a process");
-            let _ = kill_process_group(pid, Signal::KILL);
-            let _ = kill_process(pid, Signal::KILL);
+            let _ = child.kill();
             let _ = child.wait();
         }
     }
@@ -347,6 +383,10 @@ impl Server {
             kill_process(pid, Signal::INT).expect("to stop the server");
             child.wait().expect("its end");
         }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
     }
 
     pub(crate) fn url(&self) -> String {
@@ -390,6 +430,14 @@ impl Server {
         let name = format!("case-{}", NEXT.fetch_add(1, Ordering::Relaxed));
         PostgresOptions::new().namespace(Namespace::new(name).expect("a good name"))
     }
+}
+
+/// What the system says of a process, behind its name: its state, its parent, …
+fn stat(pid: Pid) -> Option<Vec<String>> {
+    let pid = pid.as_raw_nonzero();
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields = stat.rsplit_once(") ")?.1.split(' ');
+    Some(fields.map(ToOwned::to_owned).collect())
 }
 
 impl Drop for Server {

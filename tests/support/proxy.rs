@@ -1,4 +1,4 @@
-//! A proxy that misbehaves on demand, between a client and a server that speak RESP.
+//! A proxy that misbehaves on demand, between a client and its server.
 //!
 //! Its mode can be changed at any time and holds for connections that are already open. It knows where a
 //! request ends, so it can let a certain one through and lose its reply.
@@ -34,6 +34,15 @@ pub(crate) enum Mode {
     Refuse,
 }
 
+/// What clients and server speak.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Speech {
+    /// Redis.
+    Resp,
+    /// PostgreSQL, not encrypted.
+    Postgres,
+}
+
 /// A running proxy. It ends, with its connections, when it is dropped.
 pub(crate) struct Proxy {
     address: SocketAddr,
@@ -42,6 +51,7 @@ pub(crate) struct Proxy {
 }
 
 struct Shared {
+    speech: Speech,
     mode: watch::Sender<Mode>,
     plan: Mutex<Plan>,
     requests: AtomicUsize,
@@ -57,9 +67,15 @@ struct Plan {
 }
 
 impl Proxy {
-    /// A proxy before the server on a port of this machine.
+    /// A proxy before the Redis server on a port of this machine.
     pub(crate) async fn start(port: u16) -> Self {
+        Self::speaking(Speech::Resp, port).await
+    }
+
+    /// A proxy before the server on a port of this machine.
+    pub(crate) async fn speaking(speech: Speech, port: u16) -> Self {
         let shared = Arc::new(Shared {
+            speech,
             mode: watch::Sender::new(Mode::Pass),
             plan: Mutex::default(),
             requests: AtomicUsize::new(0),
@@ -161,8 +177,8 @@ async fn serve(client: TcpStream, server: SocketAddr, shared: Arc<Shared>) {
     let (from_server, mut to_server) = server.into_split();
     let mut line = Line {
         shared: &shared,
-        requests: Frames::default(),
-        replies: Frames::default(),
+        requests: Frames::of_requests(shared.speech),
+        replies: Frames::of_replies(shared.speech),
         sent: 0,
         answered: 0,
         doomed: None,
@@ -298,9 +314,101 @@ fn read(from: &OwnedReadHalf, buffer: &mut [u8]) -> Option<usize> {
     }
 }
 
+/// Finds the ends of requests or replies in a stream of bytes.
+enum Frames {
+    Resp(Values),
+    Postgres(Messages),
+}
+
+impl Frames {
+    fn of_requests(speech: Speech) -> Self {
+        match speech {
+            Speech::Resp => Self::Resp(Values::default()),
+            // A simple query, or the end of what belongs together.
+            Speech::Postgres => Self::Postgres(Messages::new(false, b"QS")),
+        }
+    }
+
+    fn of_replies(speech: Speech) -> Self {
+        match speech {
+            Speech::Resp => Self::Resp(Values::default()),
+            // The server is ready for the next.
+            Speech::Postgres => Self::Postgres(Messages::new(true, b"Z")),
+        }
+    }
+
+    /// How many of these bytes complete what is under way; none if they do not.
+    fn next_end(&mut self, bytes: &[u8]) -> Option<usize> {
+        match self {
+            Self::Resp(values) => values.next_end(bytes),
+            Self::Postgres(messages) => messages.next_end(bytes),
+        }
+    }
+}
+
+/// PostgreSQL's messages: a letter, a length that counts itself, and the rest.
+struct Messages {
+    /// The first message of a client has no letter, and is answered like a request.
+    begun: bool,
+    /// Letters of messages that end a request, or a reply.
+    last: &'static [u8],
+    head: Vec<u8>,
+    /// Bytes of the message that are still to come.
+    rest: usize,
+    is_last: bool,
+}
+
+impl Messages {
+    fn new(begun: bool, last: &'static [u8]) -> Self {
+        Self {
+            begun,
+            last,
+            head: Vec::new(),
+            rest: 0,
+            is_last: false,
+        }
+    }
+
+    fn next_end(&mut self, bytes: &[u8]) -> Option<usize> {
+        let mut at = 0;
+        while at < bytes.len() {
+            if self.rest > 0 {
+                let n = self.rest.min(bytes.len() - at);
+                (self.rest, at) = (self.rest - n, at + n);
+            } else {
+                self.head.push(bytes[at]);
+                at += 1;
+                if !self.head_done() {
+                    continue;
+                }
+            }
+            if self.rest == 0 && std::mem::take(&mut self.is_last) {
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    fn head_done(&mut self) -> bool {
+        let letters = usize::from(self.begun);
+        let Some((length, [])) = self
+            .head
+            .get(letters..)
+            .and_then(|rest| rest.split_first_chunk())
+        else {
+            return false;
+        };
+        self.rest = u32::from_be_bytes(*length) as usize - length.len();
+        self.is_last = !self.begun || self.last.contains(&self.head[0]);
+        self.begun = true;
+        self.head.clear();
+        true
+    }
+}
+
 /// Finds the ends of RESP values in a stream of bytes.
 #[derive(Default)]
-struct Frames {
+struct Values {
     /// Values that are still to come before the outermost is complete.
     open: usize,
     begun: bool,
@@ -309,7 +417,7 @@ struct Frames {
     line: Vec<u8>,
 }
 
-impl Frames {
+impl Values {
     /// How many of these bytes complete the value that is under way; none if they do not.
     fn next_end(&mut self, bytes: &[u8]) -> Option<usize> {
         let mut at = 0;

@@ -600,6 +600,7 @@ impl Store for PostgresStore {
 
     async fn renew(&self, beats: Vec<Beat>) -> Result<Vec<Renewal>> {
         Beat::validate_all(&beats).map_err(|e| at(Verb::Renew, e))?;
+        plain!(Verb::Renew, self.renew_plain(&beats));
         step!(self, Verb::Renew, tx => tx.renew(&beats))
     }
 

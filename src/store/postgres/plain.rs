@@ -1,9 +1,10 @@
 //! Plain calls: each is one statement, a transaction by itself (`plain.sql`).
 //!
-//! Most calls of a busy queue are plain: new jobs without keys, a claim that finds nothing overdue, and
-//! completions that leave nothing behind. They need no rule of the lifecycle, so the server does them
-//! alone, and a queue's row is locked for as long as it works and not for round trips. A call that
-//! turns out not to be plain has changed nothing, and goes the long way, through [`Tx`].
+//! Most calls of a busy queue are plain: new jobs without keys, a claim that finds nothing overdue,
+//! completions that leave nothing behind, and renewals in which no lease lapses. They need no rule of the
+//! lifecycle, so the server does them alone, and a queue's row is locked for as long as it works and not
+//! for round trips. A call that turns out not to be plain has changed nothing, and goes the long way,
+//! through [`Tx`].
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -244,7 +245,7 @@ impl PostgresStore {
 }
 
 /// Gives the connection back, if it still works.
-async fn kept<T>(open: Open, done: Done<T>) -> Done<T> {
+pub(super) async fn kept<T>(open: Open, done: Done<T>) -> Done<T> {
     if done.is_ok() {
         open.done();
     } else {

@@ -403,4 +403,94 @@ BEGIN
     PERFORM leasehold.remember(of_session, of_lane, of_seq, 2::smallint, at, answer);
 END $$;
 
+-- renew, where no lease lapses. One row for each grant that is held, by its place in names: how long it
+-- is held from now on, and which of the leases shown are cancelled, and which have ended. The first row
+-- has place 0. upto says where the leases of each grant end in the list of tokens. Progress comes with the names
+-- of its grants: to find them by their places would cost each a walk through the others.
+--
+-- A holder that is cut off must not keep others from its grant past the deadline: a transaction of several
+-- round trips would, for as long as the server waits for the next.
+CREATE FUNCTION leasehold.renew_plain(
+    of_namespace text, patience text, by_hand bigint, names text[], ids bigint[], nonces bytea[], upto integer[],
+    tokens bigint[], shown_names text[], shown_ids bigint[], shown_nonces bytea[], shown_tokens bigint[],
+    shown bytea[]
+) RETURNS TABLE (nth integer, granted bigint, cancel bigint[], fenced bigint[]) LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+DECLARE
+    at     bigint;
+    beat   record;
+    queues integer[] := '{}';
+    counts integer[] := '{}';
+    homes  integer[] := '{}';
+    held   bigint[] := '{}';
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        RETURN;
+    END IF;
+    PERFORM set_config('lock_timeout', patience, true);
+    PERFORM FROM unnest(names, ids) AS k (name, id)
+        JOIN leasehold.queues q ON q.namespace = of_namespace AND q.name = k.name
+        JOIN leasehold.grants g ON g.queue = q.id AND g.id = k.id
+        ORDER BY g.queue, g.id FOR UPDATE OF g;
+    -- Asked once the locks are held: past its deadline a lease is gone, however long the wait was.
+    at := leasehold.clock(by_hand);
+    nth := 0;
+    RETURN NEXT;
+    FOR beat IN
+        SELECT k.nth::integer, q.id AS queue, g.id, g.leases, g.noted, g.ended,
+               coalesce(g.nonce = k.nonce AND g.deadline > at, false) AS is_held,
+               least(at + g.term / 1000, g.granted_at + g.max_lifetime / 1000) AS until,
+               tokens[CASE WHEN k.nth = 1 THEN 1 ELSE upto[k.nth - 1] + 1 END : upto[k.nth]] AS tokens
+        FROM unnest(names, ids, nonces) WITH ORDINALITY AS k (name, id, nonce, nth)
+        JOIN leasehold.queues q ON q.namespace = of_namespace AND q.name = k.name
+        LEFT JOIN leasehold.grants g ON g.queue = q.id AND g.id = k.id
+        ORDER BY k.nth
+    LOOP
+        IF NOT beat.is_held THEN
+            queues := queues || beat.queue;
+            counts := counts || cardinality(beat.tokens);
+            CONTINUE;
+        END IF;
+        nth := beat.nth;
+        granted := beat.until - at;
+        fenced := ARRAY (
+            SELECT l.token FROM unnest(beat.tokens) AS l (token)
+            WHERE CASE WHEN l.token >= beat.id AND l.token < beat.id + beat.leases
+                       THEN get_bit(beat.ended, (l.token - beat.id)::integer) = 1 ELSE true END);
+        cancel := '{}';
+        IF beat.noted THEN
+            cancel := ARRAY (
+                SELECT l.token FROM unnest(beat.tokens) AS l (token)
+                WHERE l.token <> ALL (fenced) AND EXISTS (
+                    SELECT FROM leasehold.notes n WHERE n.queue = beat.queue AND n.token = l.token AND n.cancel));
+        END IF;
+        queues := queues || beat.queue;
+        counts := counts || cardinality(fenced);
+        homes := homes || beat.queue;
+        held := held || beat.id;
+        RETURN NEXT;
+    END LOOP;
+    IF cardinality(shown) > 0 THEN
+        INSERT INTO leasehold.notes AS n (queue, token, cancel, progress)
+        SELECT g.queue, k.token, false, k.shown
+        FROM unnest(shown_names, shown_ids, shown_nonces, shown_tokens, shown) AS k (name, id, nonce, token, shown)
+        JOIN leasehold.queues q ON q.namespace = of_namespace AND q.name = k.name
+        JOIN leasehold.grants g ON g.queue = q.id AND g.id = k.id AND g.nonce = k.nonce AND g.deadline > at
+        WHERE CASE WHEN k.token >= g.id AND k.token < g.id + g.leases
+                   THEN get_bit(g.ended, (k.token - g.id)::integer) = 0 ELSE false END
+        ON CONFLICT ON CONSTRAINT notes_pkey DO UPDATE SET progress = excluded.progress;
+        UPDATE leasehold.grants g SET noted = true
+        FROM unnest(shown_names, shown_ids, shown_nonces) AS k (name, id, nonce)
+        JOIN leasehold.queues q ON q.namespace = of_namespace AND q.name = k.name
+        WHERE g.queue = q.id AND g.id = k.id AND g.nonce = k.nonce AND g.deadline > at AND NOT g.noted;
+    END IF;
+    UPDATE leasehold.grants g SET renewals = g.renewals + 1,
+        deadline = least(at + g.term / 1000, g.granted_at + g.max_lifetime / 1000)
+    FROM unnest(homes, held) AS k (queue, id) WHERE g.queue = k.queue AND g.id = k.id;
+    INSERT INTO leasehold.tallies (queue, tally)
+    SELECT k.queue, array_fill(0::bigint, ARRAY[20]) || sum(k.n)::bigint || ARRAY[0, 0]::bigint[]
+    FROM unnest(queues, counts) AS k (queue, n) GROUP BY k.queue HAVING sum(k.n) > 0;
+END $$;
+
 UPDATE leasehold.meta SET version = 2;

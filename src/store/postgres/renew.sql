@@ -36,3 +36,7 @@ WHERE g.queue = k.queue AND g.id = k.id;
 SELECT n.queue, k.id, n.token, n.cancel, n.progress, n.seq, n.checkpoint
 FROM unnest($1::integer[], $2::bigint[], $3::integer[]) AS k (queue, id, leases)
 JOIN leasehold.notes n ON n.queue = k.queue AND n.token >= k.id AND n.token < k.id + k.leases;
+
+-- name: renew_plain
+SELECT nth, granted, cancel, fenced FROM leasehold.renew_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12,
+    $13);

@@ -7,7 +7,7 @@ use super::driver::{
 use crate::error::ErrorKind;
 use crate::job::{JobState, limits};
 use crate::lease::{FencingToken, Verdict};
-use crate::store::{ClaimQueue, Command, LeaseSelect, Outcome, Renewal, Select};
+use crate::store::{ClaimQueue, ClaimRequest, Command, LeaseSelect, Outcome, Renewal, Select};
 
 /// First come, first served.
 pub async fn serves_in_order_of_arrival(d: &Driver) {
@@ -645,6 +645,113 @@ pub async fn finding_nothing_needs_no_token(d: &Driver) {
     nothing().await;
     d.advance(secs(355)).await;
     assert_eq!(d.claim_ids(9).await, [held.id(), due]);
+}
+
+/// Once a claim has what it asked for, the queues that it names behind are none of its business.
+pub async fn visits_no_queue_in_vain(d: &Driver) {
+    let of = |name: &str| job().queue(name).expect("a name");
+    let wanted = |request: &mut ClaimRequest, names: &[&str]| {
+        let first = request.queues[0].clone();
+        let named = names.iter().map(|name| ClaimQueue {
+            queue: queue_named(name),
+            ..first.clone()
+        });
+        request.queues = named.collect();
+    };
+    d.enqueue_all(vec![of("b"), of("b").delay(TERM)]).await;
+    let mut request = d.claim_request(1);
+    wanted(&mut request, &["b"]);
+    let overdue = Held::all(&d.claim_as(request).await);
+    d.advance(TERM).await;
+    // Named twice, which is no plain claim.
+    for names in [&["a", "b"][..], &["a", "b", "a"]] {
+        let first = d.enqueue(of("a")).await;
+        let mut request = d.claim_request(1);
+        wanted(&mut request, names);
+        let claimed = d.claim_as(request).await;
+        let got: Vec<_> = Held::all(&claimed).iter().map(Held::id).collect();
+        assert_eq!((got, claimed.expired), (vec![first], Vec::new()));
+        assert_eq!(d.state(overdue[0].id()).await, Some(JobState::Leased));
+    }
+    let mut request = d.claim_request(9);
+    wanted(&mut request, &["a", "b"]);
+    let claimed = d.claim_as(request).await;
+    assert_eq!((Held::all(&claimed).len(), claimed.expired.len()), (2, 1));
+}
+
+/// A settlement that rides along ends one lease of an overdue grant; the others expire in the same claim.
+pub async fn siblings_of_a_late_rider_expire(d: &Driver) {
+    let ids = d.enqueue_many(3).await;
+    let held = d.claim(3).await;
+    d.advance(TERM).await;
+    let mut request = d.claim_request(9);
+    let mut settle = d.settle_request(vec![(&held[1], complete())]);
+    settle.request = d.request_on(7);
+    request.settle = Some(settle);
+    let claimed = d.claim_as(request).await;
+    let late = Verdict::Held {
+        late: true,
+        cancel: false,
+    };
+    assert_eq!(claimed.settled, [late]);
+    let expired: Vec<_> = claimed.expired.iter().map(|end| end.job).collect();
+    assert_eq!(expired, [ids[0], ids[2]]);
+    let got: Vec<_> = Held::all(&claimed).iter().map(Held::id).collect();
+    assert_eq!(got, [ids[0], ids[2]]);
+    let ledger = d.ledger().await;
+    assert_eq!((ledger.completed, ledger.late, ledger.live), (1, 1, 2));
+}
+
+/// Tokens run 20 ms ahead of the clock at most: a claim is given what fits, and none if nothing does.
+/// Memory has no such limit.
+pub async fn as_many_tokens_as_fit(d: &Driver) {
+    let instant = std::time::Duration::from_micros(1);
+    let lead = instant * 20_000;
+    // A new issuer starts above the clock of that time.
+    d.settled(&d.held(job()).await, complete()).await;
+    d.advance(secs(9)).await;
+    let last = d.held(job()).await.token().get();
+    let (ids, mut given) = (d.enqueue_many(12).await, Vec::new());
+    d.set_back(lead - instant * 5).await;
+    // One after the other, and then as many as there are.
+    for (asked, fit) in [(1, 1), (9, 4)] {
+        let held = d.claim(asked).await;
+        if d.store().name() != "memory" {
+            assert_eq!(held.len(), fit, "of {asked}");
+        }
+        given.extend(held);
+    }
+    if d.store().name() != "memory" {
+        let ahead = d.store().claim(d.claim_request(9)).await;
+        let kind = ahead.expect_err("nothing fits").kind();
+        assert_eq!(kind, ErrorKind::TokensAhead);
+        d.advance(instant * 2).await;
+        given.extend(d.claim(9).await);
+        assert_eq!(given.len(), 7);
+    }
+    let follow = |(at, held): (usize, &Held)| held.token().get() == last + 1 + at as u64;
+    assert!(given.iter().enumerate().all(follow), "{given:?} {last}");
+    let got: Vec<_> = given.iter().map(Held::id).collect();
+    assert_eq!(got, ids[..given.len()]);
+}
+
+/// Tokens that one process is given grow across its queues, as long as they fit.
+pub async fn tokens_grow_across_queues(d: &Driver) {
+    let instant = std::time::Duration::from_micros(1);
+    let claim = async |name: &str| {
+        let job = job().queue(name).expect("a name");
+        d.enqueue(job).await;
+        let mut request = d.claim_request(1);
+        request.queues[0].queue = queue_named(name);
+        d.claim_as(request).await.grants[0].id.get()
+    };
+    // Neither is new.
+    let first = claim("a").await;
+    assert!(claim("b").await > first);
+    d.advance(secs(9)).await;
+    let last = claim("a").await;
+    d.set_back(instant * 19_999).await;
+    assert_eq!(claim("b").await, last + 1);
 }
 
 /// A job that has expired twice, ready again.

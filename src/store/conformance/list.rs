@@ -21,6 +21,7 @@ macro_rules! __conformance_cases {
                 jobs_over_the_limit_are_refused
                 bytes_over_the_limit_are_refused
                 names_and_keys_are_checked
+                an_id_is_free_once_its_job_is_gone
             }
             claim {
                 serves_in_order_of_arrival
@@ -66,6 +67,10 @@ macro_rules! __conformance_cases {
                 expires_all_that_is_overdue
                 as_many_as_asked_of_several_queues
                 finding_nothing_needs_no_token
+                visits_no_queue_in_vain
+                siblings_of_a_late_rider_expire
+                as_many_tokens_as_fit
+                tokens_grow_across_queues
             }
             renew {
                 grants_a_term_from_now
@@ -171,6 +176,7 @@ macro_rules! __conformance_cases {
                 exactly_as_many_as_asked
                 the_living_stay
                 every_cause_counts_toward_the_limit
+                many_small_grants
             }
             control {
                 every_command_is_on_record

@@ -625,7 +625,7 @@ pub async fn finding_nothing_needs_no_token(d: &Driver) {
     let ready = d.enqueue(job()).await;
     nothing().await;
     d.control(Command::Resume(queue())).await;
-    let something = async |id| match d.store().claim(twice()).await {
+    let something = async |id, request| match d.store().claim(request).await {
         Ok(claimed) => {
             let got = Held::all(&claimed);
             assert_eq!(got.iter().map(Held::id).collect::<Vec<_>>(), [id]);
@@ -637,14 +637,40 @@ pub async fn finding_nothing_needs_no_token(d: &Driver) {
             assert_eq!(gone.done, 1);
         }
     };
-    something(ready).await;
+    something(ready, twice()).await;
     nothing().await;
-    let soon = d.enqueue(job().delay(secs(5))).await;
-    d.advance(secs(5)).await;
-    something(soon).await;
-    nothing().await;
-    d.advance(secs(355)).await;
+    // What is due is something, also where no other visit of the queue sees it.
+    for again in [false, true] {
+        let soon = d.enqueue(job().delay(secs(2))).await;
+        d.advance(secs(2)).await;
+        let request = if again { twice() } else { d.claim_request(1) };
+        something(soon, request).await;
+        nothing().await;
+    }
+    d.advance(secs(356)).await;
     assert_eq!(d.claim_ids(9).await, [held.id(), due]);
+}
+
+/// What is overdue is something to find, too: a claim that cannot grant it is told to wait.
+pub async fn overdue_is_work_while_the_clock_is_behind(d: &Driver) {
+    // More than one claim expires, and all that it does expire is granted again.
+    d.enqueue_many(limits::STEP_JOBS + 1).await;
+    d.claim(limits::STEP_JOBS).await;
+    let last = d.claim_ids(1).await;
+    d.advance(secs(400)).await;
+    assert_eq!(d.claim(limits::STEP_JOBS).await.len(), limits::STEP_JOBS);
+    d.set_back(secs(300)).await;
+    match d.store().claim(d.claim_request(9)).await {
+        Ok(claimed) => {
+            let got: Vec<_> = Held::all(&claimed).iter().map(Held::id).collect();
+            assert_eq!(got, last);
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::TokensAhead, "{error}");
+            d.advance(secs(301)).await;
+            assert_eq!(d.claim_ids(9).await, last);
+        }
+    }
 }
 
 /// Once a claim has what it asked for, the queues that it names behind are none of its business.

@@ -67,6 +67,7 @@ macro_rules! __conformance_cases {
                 expires_all_that_is_overdue
                 as_many_as_asked_of_several_queues
                 finding_nothing_needs_no_token
+                overdue_is_work_while_the_clock_is_behind
                 visits_no_queue_in_vain
                 siblings_of_a_late_rider_expire
                 as_many_tokens_as_fit
@@ -97,6 +98,7 @@ macro_rules! __conformance_cases {
                 a_cancel_is_told_of_one_lease
                 a_cancelled_job_lapses_into_cancelled
                 refused_leases_are_counted
+                a_lapsed_lease_is_gone_for_the_next_beat
             }
             fence {
                 after_expiry

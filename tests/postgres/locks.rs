@@ -6,7 +6,8 @@ use leasehold::clock::{ManualClock, SystemClock};
 use leasehold::inspect;
 use leasehold::job::QueueName;
 use leasehold::store::{
-    ClaimQueue, EnqueueRequest, PostgresStore, ReapRequest, RequestId, SettleRequest,
+    Beat, Checkpoint, CheckpointRequest, Checkpointed, ClaimQueue, EnqueueRequest, Outcome,
+    PostgresStore, ReapRequest, Renewal, RequestId, SettleRequest, Settlement,
 };
 use leasehold::{ErrorKind, FencingToken, JobId, Store};
 use tokio_postgres::Client;
@@ -224,6 +225,83 @@ async fn a_reap_waits_a_moment_for_what_somebody_has_in_hand() {
         }
     }
     panic!("it never waited");
+}
+
+/// A call that meets a lease which somebody is ending waits, and finds it ended: nothing slips between the
+/// test of a receipt and its effect.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_lease_that_ends_meanwhile_is_fenced() {
+    let server = Server::start(&["fsync=off"]);
+    let observer = server.client().await;
+    let is_waiting = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted";
+    for call in ["renew", "complete", "bury", "checkpoint"] {
+        let store = PostgresStore::with(server.config(), Server::options()).await;
+        let mut caller = Caller::new(store.unwrap()).await;
+        caller.enqueue(1).await;
+        let grant = caller.claim(1, TERM).await.remove(0);
+        let id = grant.id;
+        let mut db = server.client().await;
+        let tx = db.transaction().await.unwrap();
+        for table in ["records", "grants"] {
+            let end = format!("DELETE FROM leasehold.{table} WHERE id = {id}");
+            assert_eq!(tx.execute(&end, &[]).await.unwrap(), 1);
+        }
+        let (request, store) = (caller.request(), caller.store.clone());
+        let calling = tokio::spawn(async move {
+            let receipt = grant.receipt(&grant.leases[0]);
+            let settle = async |outcome| {
+                let settlements = vec![Settlement {
+                    receipt: receipt.clone(),
+                    outcome,
+                }];
+                let request = SettleRequest {
+                    request,
+                    settlements,
+                };
+                store.settle(request).await.unwrap()[0].is_fenced()
+            };
+            match call {
+                "renew" => {
+                    let beat = Beat {
+                        queue: grant.queue.clone(),
+                        partition: grant.partition,
+                        grant: grant.id,
+                        nonce: grant.nonce,
+                        leases: vec![grant.leases[0].token],
+                        lapse: Vec::new(),
+                        progress: Vec::new(),
+                    };
+                    store.renew(vec![beat]).await.unwrap() == [Renewal::Fenced]
+                }
+                "complete" => settle(Outcome::Complete { result: None }).await,
+                "bury" => {
+                    let reason = "no more".to_owned();
+                    settle(Outcome::Bury { reason }).await
+                }
+                _ => {
+                    let checkpoints = vec![Checkpoint {
+                        receipt: receipt.clone(),
+                        seq: 1,
+                        bytes: "half".into(),
+                    }];
+                    let request = CheckpointRequest {
+                        request,
+                        checkpoints,
+                    };
+                    store.checkpoint(request).await.unwrap() == [Checkpointed::Fenced]
+                }
+            }
+        });
+        while !calling.is_finished() {
+            let row = observer.query_one(is_waiting, &[]).await.unwrap();
+            if row.get(0) {
+                break;
+            }
+        }
+        tx.commit().await.unwrap();
+        assert!(calling.await.unwrap(), "{call}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

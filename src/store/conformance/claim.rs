@@ -350,6 +350,13 @@ pub async fn tells_what_comes_next(d: &Driver) {
         (claimed.next_due, claimed.next_deadline),
         (Some(secs(15)), Some(TERM))
     );
+    // What has fallen due is not what comes next.
+    d.advance(secs(15)).await;
+    let claimed = d.claim_as(d.claim_request(2)).await;
+    assert_eq!(
+        (claimed.next_due, claimed.next_deadline),
+        (Some(secs(10)), Some(TERM - secs(15)))
+    );
 }
 
 /// A suspect is granted only if the claim admits one.
@@ -659,7 +666,8 @@ pub async fn overdue_is_work_while_the_clock_is_behind(d: &Driver) {
     let last = d.claim_ids(1).await;
     d.advance(secs(400)).await;
     assert_eq!(d.claim(limits::STEP_JOBS).await.len(), limits::STEP_JOBS);
-    d.set_back(secs(300)).await;
+    // To the very moment of its deadline.
+    d.set_back(secs(400) - TERM).await;
     match d.store().claim(d.claim_request(9)).await {
         Ok(claimed) => {
             let got: Vec<_> = Held::all(&claimed).iter().map(Held::id).collect();
@@ -667,7 +675,7 @@ pub async fn overdue_is_work_while_the_clock_is_behind(d: &Driver) {
         }
         Err(error) => {
             assert_eq!(error.kind(), ErrorKind::TokensAhead, "{error}");
-            d.advance(secs(301)).await;
+            d.advance(secs(400) - TERM).await;
             assert_eq!(d.claim_ids(9).await, last);
         }
     }

@@ -263,6 +263,7 @@ macro_rules! __conformance_cases {
                 enqueue_does_not_revive
                 claim_grants_once
                 claim_lists_the_living
+                claim_brings_what_was_saved
                 claim_lists_nothing_overdue
                 claim_reports_its_expiries_again
                 claim_of_nothing_stays_nothing

@@ -6,8 +6,9 @@ use leasehold::clock::{ManualClock, SystemClock};
 use leasehold::inspect;
 use leasehold::job::QueueName;
 use leasehold::store::{
-    Beat, Checkpoint, CheckpointRequest, Checkpointed, ClaimQueue, EnqueueRequest, Outcome,
-    PostgresStore, ReapRequest, Renewal, RequestId, SettleRequest, Settlement,
+    Beat, Checkpoint, CheckpointRequest, Checkpointed, ClaimQueue, Command, ControlRequest,
+    EnqueueRequest, LeaseSelect, Outcome, PostgresStore, ReapRequest, Renewal, RequestId,
+    SettleRequest, Settlement,
 };
 use leasehold::{ErrorKind, FencingToken, JobId, Store};
 use tokio_postgres::Client;
@@ -235,7 +236,7 @@ async fn a_lease_that_ends_meanwhile_is_fenced() {
     let server = Server::start(&["fsync=off"]);
     let observer = server.client().await;
     let is_waiting = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted";
-    for call in ["renew", "complete", "bury", "checkpoint"] {
+    for call in ["renew", "complete", "bury", "checkpoint", "revoke"] {
         let store = PostgresStore::with(server.config(), Server::options()).await;
         let mut caller = Caller::new(store.unwrap()).await;
         caller.enqueue(1).await;
@@ -278,6 +279,16 @@ async fn a_lease_that_ends_meanwhile_is_fenced() {
                 "bury" => {
                     let reason = "no more".to_owned();
                     settle(Outcome::Bury { reason }).await
+                }
+                "revoke" => {
+                    let job = LeaseSelect::Job(grant.leases[0].job.id);
+                    let request = ControlRequest {
+                        request,
+                        actor: "operator".to_owned(),
+                        reason: "a test".to_owned(),
+                        command: Command::Revoke(job),
+                    };
+                    store.control(request).await.unwrap().done == 0
                 }
                 _ => {
                     let checkpoints = vec![Checkpoint {

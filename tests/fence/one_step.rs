@@ -8,7 +8,8 @@ use leasehold::fence::redis::Commands;
 use leasehold::job::{JobState, Namespace};
 use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 use leasehold::store::{
-    Checkpoint, Checkpointed, Command, LeaseSelect, RedisOptions, RedisStore, RequestId, acl_rule,
+    Checkpoint, Checkpointed, Command, LeaseSelect, RedisOptions, RedisStore, RequestId, Select,
+    acl_rule,
 };
 use leasehold::{Client, Context, Error, ErrorKind, Failure, MemoryStore, NewJob, Result, Verdict};
 
@@ -295,6 +296,85 @@ async fn a_checkpoint_is_saved_with_its_commands_or_neither_is() {
     assert_eq!(text(&server.server, &n).as_deref(), Some("2"));
     assert_eq!(save(&new, d.request(), 1, count()).await.unwrap(), SAVED);
     assert_eq!(text(&server.server, &n).as_deref(), Some("3"));
+}
+
+/// What is said of the lease, what is counted, and what a repeat gets.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_checkpoint_with_commands_is_answered_as_any_other() {
+    let server = Standalone::start(&[]);
+    let (store, d) = driven(server.url()).await;
+    let n = store.data_key(&queue(), 0, "n");
+    let save = async |held: &Held, request, seq| {
+        let (state, count) = (state(held, seq), Commands::new().incr_by(&n, 1));
+        store.checkpoint_with(request, &state, &count).await
+    };
+    let told = |late, cancel| Checkpointed::Saved { late, cancel };
+    let held = d.held(job()).await;
+    let instant = Duration::from_micros(1);
+    d.advance(TERM.checked_sub(instant).unwrap()).await;
+    let saved = save(&held, d.request(), 1).await.unwrap();
+    assert_eq!(saved, told(false, false));
+    d.advance(instant).await;
+    let saved = save(&held, d.request(), 2).await.unwrap();
+    assert_eq!(saved, told(true, false));
+    // A number that is saved already tells as much.
+    let saved = save(&held, d.request(), 2).await.unwrap();
+    assert_eq!(saved, told(true, false));
+    d.control(Command::Cancel(Select::Job(held.id()))).await;
+    let saved = save(&held, d.request(), 3).await.unwrap();
+    assert_eq!(saved, told(true, true));
+    assert_eq!(text(&server.server, &n).as_deref(), Some("3"));
+
+    // A refusal is an answer too, whatever has changed meanwhile.
+    let request = d.request();
+    server.server.tell::<()>(&["SET", &n, "text"]);
+    let refused = save(&held, request, 4).await.unwrap_err();
+    server.server.tell::<()>(&["SET", &n, "5"]);
+    let again = save(&held, request, 4).await.unwrap_err();
+    assert_eq!(refused.to_string(), again.to_string());
+    assert_eq!(text(&server.server, &n).as_deref(), Some("5"));
+
+    d.reap(9).await;
+    let fenced = d.ledger().await.fenced;
+    let request = d.request();
+    for _ in 0..2 {
+        let stale = save(&held, request, 5).await.unwrap();
+        assert_eq!(stale, Checkpointed::Fenced);
+    }
+    assert_eq!(d.ledger().await.fenced, fenced + 1, "counted once");
+    assert_eq!(text(&server.server, &n).as_deref(), Some("5"));
+}
+
+/// A partition that has forgotten the session may have run the commands before: it runs none.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_partition_that_forgot_runs_no_commands() {
+    let server = Standalone::start(&[]);
+    let (store, d) = driven(server.url()).await;
+    let n = store.data_key(&queue(), 0, "n");
+    let count = || Commands::new().incr_by(&n, 1);
+    let held = d.held(job()).await;
+    let memory: Vec<String> = server.server.tell(&["KEYS", "{*:default:0}:s:*"]);
+    assert_eq!(memory.len(), 1, "{memory:?}");
+    server.server.tell::<()>(&["DEL", &memory[0]]);
+    let state = state(&held, 1);
+    let saved = store.checkpoint_with(d.request(), &state, &count()).await;
+    assert_eq!(saved.unwrap_err().kind(), ErrorKind::SessionLost);
+    let done = complete(&store, d.request(), &held, count()).await;
+    assert_eq!(done.unwrap_err().kind(), ErrorKind::SessionLost);
+    assert_eq!(text(&server.server, &n), None);
+    assert_eq!(d.view(held.id()).await.job.checkpoint, None);
+
+    // Control arm: in a session of its own the same holder gets it done.
+    let other = d.other().await;
+    let saved = store
+        .checkpoint_with(other.request(), &state, &count())
+        .await;
+    assert_eq!(saved.unwrap(), SAVED);
+    let done = complete(&store, other.request(), &held, count()).await;
+    assert!(done.unwrap().is_held());
+    assert_eq!(text(&server.server, &n).as_deref(), Some("2"));
 }
 
 fn client(url: &str, partitions: u16) -> Client {

@@ -18,6 +18,8 @@ mod doctor;
 mod faults;
 mod freeze;
 mod full;
+#[path = "../support/issuer.rs"]
+mod issuer;
 mod kill;
 mod locks;
 mod moving;

@@ -1,13 +1,19 @@
 //! Tokens grow over everything that takes the issuer's memory away. The control arm is a plain
 //! sequence, which goes back each time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::store::PostgresStore;
+use leasehold::clock::{Clock, ManualClock};
+use leasehold::job::QueueName;
+use leasehold::store::conformance::{Driver, ManualFixture};
+use leasehold::store::{ClaimQueue, EnqueueRequest, PostgresStore};
+use leasehold::{ErrorKind, JobId, Store};
 use tokio_postgres::Client;
 
-use crate::Caller;
-use crate::server::Server;
+use crate::issuer::goes_on_behind_the_last;
+use crate::server::{Server, shared};
+use crate::{Caller, job};
 
 const TERM: Duration = Duration::from_secs(60);
 
@@ -58,6 +64,60 @@ impl Line {
         let grants = caller.claim(1, TERM).await;
         grants[0].leases[0].token.get()
     }
+}
+
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn from_process_to_process() {
+    for twice in [false, true] {
+        let clock = ManualClock::default();
+        let options = Server::options().clock(clock.clone());
+        let process = async || {
+            let store = PostgresStore::with(shared().config(), options.clone()).await;
+            let fixture = ManualFixture::new(store.unwrap(), clock.clone());
+            Driver::new(Arc::new(fixture)).await
+        };
+        goes_on_behind_the_last(&clock, twice, process).await;
+    }
+}
+
+/// A queue whose tokens are ahead of the clock is passed over, if another one has something to give.
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_queue_that_is_ahead_stops_no_other() {
+    let clock = ManualClock::default();
+    let mut caller = Caller::new(shared().store(clock.clone()).await).await;
+    let name = |name: &str| QueueName::new(name).unwrap();
+    for queue in ["ahead", "ahead", "other", "other"] {
+        let mut new = job();
+        new.queue = name(queue);
+        let enqueue = EnqueueRequest {
+            request: caller.request(),
+            jobs: vec![(JobId::generate(), new)].into(),
+        };
+        caller.store.enqueue(enqueue).await.unwrap();
+    }
+    let mut claim = async |max: usize, names: &[&str]| {
+        let mut request = caller.claim_request(max, TERM);
+        let first = request.queues.remove(0);
+        request.queues.extend(names.iter().map(|queue| ClaimQueue {
+            queue: name(queue),
+            ..first.clone()
+        }));
+        let claimed = caller.store.claim(request).await;
+        claimed.map(|claimed| claimed.grants.into_iter().map(|grant| grant.queue))
+    };
+    assert!(claim(1, &["other"]).await.unwrap().eq([name("other")]));
+    clock.advance(Duration::from_secs(400));
+    assert!(claim(1, &["ahead"]).await.unwrap().eq([name("ahead")]));
+    clock.set(clock.now().before(Duration::from_secs(300)));
+    let Err(refused) = claim(9, &["ahead"]).await else {
+        panic!("no token fits");
+    };
+    assert_eq!(refused.kind(), ErrorKind::TokensAhead);
+    // Named twice, which is no plain claim.
+    let got = claim(9, &["ahead", "other", "ahead"]).await.unwrap();
+    assert!(got.eq([name("other")]));
 }
 
 #[tokio::test]

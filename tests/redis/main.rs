@@ -13,6 +13,8 @@ mod support;
 #[cfg(feature = "cli")]
 mod doctor;
 mod idle;
+#[path = "../support/issuer.rs"]
+mod issuer;
 mod plain;
 mod proxy;
 mod replies;

@@ -1,5 +1,6 @@
-//! Settlements that are plain: jobs that leave nothing behind end by one script that opens no grant. What
-//! is not plain goes the longer way, to the answer that it would have had at once.
+//! Settlements and claims that are plain: jobs that leave nothing behind end by one script that opens no
+//! grant, and jobs without terms of their own are granted by one that looks at none of them. What is not
+//! plain goes the longer way, to the answer that it would have had at once.
 //!
 //! Which way a call went is told by the number of its scripts.
 
@@ -11,9 +12,10 @@ use leasehold::clock::ManualClock;
 use leasehold::job::{JobState, Namespace};
 use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 use leasehold::store::{
-    Checkpointed, Command, Outcome, RedisOptions, RedisStore, Renewal, Select, SettleRequest,
+    Checkpointed, ClaimRequest, Claimed, Command, Outcome, RedisOptions, RedisStore, Renewal,
+    Select, SettleRequest,
 };
-use leasehold::{NewJob, Receipt, Verdict};
+use leasehold::{JobId, NewJob, Receipt, Verdict};
 
 use crate::support::redis::Standalone;
 
@@ -34,6 +36,9 @@ const F: Verdict = Verdict::Fenced;
 /// Scripts of a plain call, and of one that turned out not to be plain and fits into one step.
 const PLAIN: u64 = 1;
 const LONGER: u64 = 2;
+
+/// So many calls do without the plain way after one that was not plain.
+const DETOUR: usize = 8;
 
 const INSTANT: Duration = Duration::from_micros(1);
 
@@ -61,6 +66,10 @@ impl World {
         let held = scene.held(1).await;
         scene.settle(&held).await;
         scene.settle(&held).await;
+        // What is overdue is not plain.
+        scene.held(1).await;
+        scene.d.advance(TERM).await;
+        assert_eq!(scene.claim(1).await.0.len(), 1);
         world
     }
 
@@ -143,6 +152,28 @@ impl Scene<'_> {
     /// Completes them in one call: the verdicts, and how many scripts that took.
     async fn settle(&self, held: &[Held]) -> (Vec<Verdict>, u64) {
         self.send(self.d.settle_request(complete(held))).await
+    }
+
+    async fn take(&self, request: ClaimRequest) -> (Claimed, u64) {
+        let before = self.world.scripts();
+        let claimed = self.d.claim_as(request).await;
+        (claimed, self.world.scripts() - before)
+    }
+
+    /// A claim, and settlements that ride with it.
+    fn ride(&self, max: usize, ends: &[Held]) -> ClaimRequest {
+        let mut request = self.d.claim_request(max);
+        let mut riders = self.d.settle_request(complete(ends));
+        riders.request = self.d.request_on(7);
+        request.settle = Some(riders);
+        request
+    }
+
+    /// Claims: the jobs in the order in which they were granted, and how many scripts that took.
+    async fn claim(&self, max: usize) -> (Vec<JobId>, u64) {
+        let (claimed, scripts) = self.take(self.d.claim_request(max)).await;
+        let ids = Held::all(&claimed).iter().map(Held::id).collect();
+        (ids, scripts)
     }
 
     /// Another process. It tries the plain way again, which this one leaves alone for a while after
@@ -405,4 +436,264 @@ async fn a_forged_receipt_ends_nothing() {
     scene.again().await;
     assert_eq!(scene.settle(&held[1..2]).await, (vec![H], PLAIN));
     scene.is_over(3).await;
+}
+
+/// The first tokens of a queue, and those of an hour later; with room for a suspect, if there is none.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_claim_is_one_script() {
+    let world = World::new().await;
+    let scene = world.scene().await;
+    let ids = scene.d.enqueue_many(9).await;
+    assert_eq!(scene.claim(2).await, (ids[..2].to_vec(), PLAIN));
+    scene.d.advance(TERM / 2).await;
+    assert_eq!(scene.claim(3).await, (ids[2..5].to_vec(), PLAIN));
+    let mut request = scene.d.claim_request(1);
+    request.admit_suspect = true;
+    let (claimed, scripts) = scene.take(request).await;
+    assert_eq!((Held::all(&claimed)[0].id(), scripts), (ids[5], PLAIN));
+    assert_eq!(claimed.next_deadline, Some(TERM / 2));
+    assert_eq!(scene.claim(9).await, (ids[6..].to_vec(), PLAIN));
+    assert_eq!(scene.claim(9).await, (Vec::new(), PLAIN));
+    let counts = scene.d.queue().await.counts;
+    assert_eq!((counts.ready, counts.leased), (0, 9));
+    scene.d.snapshot().await.assert_in_order();
+}
+
+/// By priority and place, whatever the sizes of the calls that brought them and of those that take them.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn claims_cut_what_they_find() {
+    let world = World::new().await;
+    for sizes in [&[1, 2, 3, 60, 7][..], &[5], &[40, 1], &[25, 50]] {
+        let scene = world.scene().await;
+        let mut lines: [Vec<JobId>; 3] = Default::default();
+        // More segments than a grant has names for, and some that are cut by hand.
+        for n in 0..90 {
+            let line = n % 7 % 3;
+            let priority = [0, 4, 7][line];
+            let jobs = vec![job().priority(priority); 1 + n % 4];
+            lines[line].extend(scene.d.enqueue_all(jobs).await);
+        }
+        let all = lines.concat();
+        let (mut got, mut held) = (Vec::new(), Vec::new());
+        for size in sizes.iter().cycle() {
+            let (claimed, scripts) = scene.take(scene.d.claim_request(*size)).await;
+            assert_eq!(scripts, PLAIN);
+            let some = Held::all(&claimed);
+            if some.is_empty() {
+                break;
+            }
+            assert_eq!(some.len(), (*size).min(all.len() - got.len()));
+            assert_eq!(claimed.grants.len(), 1);
+            got.extend(some.iter().map(Held::id));
+            held.push(some);
+        }
+        scene.d.snapshot().await.assert_in_order();
+        assert_eq!(got, all);
+        // They come back as they were.
+        scene.d.expire_all().await;
+        let mut again = Vec::new();
+        loop {
+            let some = scene.d.claim(1_000).await;
+            if some.is_empty() {
+                break;
+            }
+            again.extend(some);
+        }
+        assert_eq!(again.iter().map(Held::id).collect::<Vec<_>>(), all);
+        for some in held {
+            assert_eq!(scene.settle(&some[..1]).await.0, [F]);
+        }
+        let done = again
+            .iter()
+            .map(|held| (held, Outcome::Complete { result: None }));
+        let request = scene.d.settle_request(done.collect());
+        assert!(
+            scene
+                .send(request)
+                .await
+                .0
+                .iter()
+                .all(|verdict| verdict.is_held())
+        );
+        scene.is_over(all.len() as u64).await;
+    }
+}
+
+/// A claim that meets something that is not plain puts back what it has taken, in its place.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_claim_that_is_not_plain_leaves_no_trace() {
+    let world = World::new().await;
+    let mut own = job();
+    own.options.term = Some(TERM / 2);
+    let mut short = job();
+    short.options.max_lifetime = Some(TERM / 3);
+    let mut big = job();
+    big.payload = vec![b'x'; 250_000].into();
+    for (odd, count) in [(own, 1), (short, 1), (big, 18)] {
+        for before in [0, 1, 5] {
+            let mut scene = world.scene().await;
+            let mut ids = scene.d.enqueue_all(vec![job().priority(1); 2]).await;
+            let mut low = scene.d.enqueue_all(vec![job().priority(6); 2]).await;
+            for n in 0..before {
+                ids.extend(scene.d.enqueue_many(1 + n % 2).await);
+            }
+            ids.extend(scene.d.enqueue_all(vec![odd.clone(); count]).await);
+            ids.extend(scene.d.enqueue_many(3).await);
+            ids.append(&mut low);
+            // What is ahead of it is plain.
+            assert_eq!(scene.claim(1).await, (ids[..1].to_vec(), PLAIN));
+            let (got, scripts) = scene.claim(100).await;
+            assert_eq!((&got[..], scripts), (&ids[1..], LONGER), "{before} before");
+            scene.d.snapshot().await.assert_in_order();
+            scene.again().await;
+        }
+    }
+}
+
+/// What falls due, is overdue, or may not be granted is for the longer way.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_claim_with_other_work_is_not_plain() {
+    let world = World::new().await;
+    let mut scene = world.scene().await;
+    let due = scene.d.enqueue(job().delay(TERM)).await;
+    let first = scene.held(1).await;
+    let ids = scene.d.enqueue_many(2).await;
+    scene.d.advance(TERM.saturating_sub(INSTANT)).await;
+    assert_eq!(scene.claim(1).await, (ids[..1].to_vec(), PLAIN));
+    scene.d.advance(INSTANT).await;
+    let expected = vec![first[0].id(), ids[1], due];
+    assert_eq!(scene.claim(9).await, (expected, LONGER));
+    // A retry that falls due, alone.
+    let mut scene = {
+        scene.again().await;
+        world.scene().await
+    };
+    let due = scene.d.enqueue(job().delay(INSTANT)).await;
+    assert_eq!(scene.claim(9).await, (Vec::new(), PLAIN));
+    scene.d.advance(INSTANT).await;
+    assert_eq!(scene.claim(9).await, (vec![due], LONGER));
+    scene.again().await;
+    scene.d.enqueue_many(1).await;
+    scene.d.control(Command::Pause(queue())).await;
+    assert_eq!(scene.claim(9).await, (Vec::new(), LONGER));
+}
+
+/// Settlements that ride with a claim end by its script, if both are plain.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn riders_are_plain_too() {
+    let world = World::new().await;
+    let scene = world.scene().await;
+    let (old, ids) = (scene.held(4).await, scene.d.enqueue_many(3).await);
+    scene.d.advance(TERM / 2).await;
+    let young = scene.held_of(vec![job().priority(0); 2]).await;
+    // Of the oldest grant a part, then all of the other: the deadline that is told is that of the oldest.
+    for (ends, id) in [(&old[..2], ids[0]), (&young[..], ids[1])] {
+        let (claimed, scripts) = scene.take(scene.ride(1, ends)).await;
+        assert_eq!((Held::all(&claimed)[0].id(), scripts), (id, PLAIN));
+        assert_eq!(claimed.settled, vec![H; ends.len()]);
+        assert_eq!(claimed.next_deadline, Some(TERM / 2));
+    }
+    // And once it has gone, that of the next.
+    let (claimed, scripts) = scene.take(scene.ride(1, &old[2..])).await;
+    assert_eq!((&claimed.settled[..], scripts), (&[H; 2][..], PLAIN));
+    assert_eq!(claimed.next_deadline, Some(TERM));
+    let ledger = scene.d.ledger().await;
+    assert_eq!((ledger.granted, ledger.completed, ledger.live), (9, 6, 3));
+    // Nothing to claim is no reason to end nothing.
+    let last = Held::all(&claimed);
+    let (claimed, scripts) = scene.take(scene.ride(9, &last)).await;
+    assert_eq!((claimed.settled, scripts), (vec![H], PLAIN));
+    let ledger = scene.d.ledger().await;
+    assert_eq!((ledger.completed, ledger.live, ledger.fenced), (7, 2, 0));
+    // A forged one is no plain one, and ends nothing.
+    let forgery = [forged(&last[0], 5, &"0".repeat(32))];
+    let (claimed, scripts) = scene.take(scene.ride(9, &forgery)).await;
+    assert_eq!((claimed.settled, scripts), (vec![F], LONGER));
+    scene.d.snapshot().await.assert_in_order();
+}
+
+/// Grants that were renewed together share a deadline, which is told until the last of them has gone.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn riders_leave_their_round() {
+    let world = World::new().await;
+    let scene = world.scene().await;
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.extend(scene.held(1).await);
+    }
+    scene.d.advance(INSTANT).await;
+    let beats = held.iter().map(Held::beat).collect();
+    for renewal in scene.d.store().renew(beats).await.unwrap() {
+        assert!(matches!(renewal, Renewal::Held { .. }), "{renewal:?}");
+    }
+    scene.d.advance(INSTANT).await;
+    assert_eq!(scene.held(1).await.len(), 1);
+    for (ends, deadline) in [
+        (&held[..2], TERM.saturating_sub(INSTANT)),
+        (&held[2..], TERM),
+    ] {
+        let (claimed, scripts) = scene.take(scene.ride(1, ends)).await;
+        assert_eq!((claimed.settled, scripts), (vec![H; ends.len()], PLAIN));
+        assert_eq!(claimed.next_deadline, Some(deadline));
+    }
+}
+
+/// A claim that is sent again gives what it gave, and so do its riders, whichever of the two is repeated.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_repeat_rides_for_nothing() {
+    let world = World::new().await;
+    let scene = world.scene().await;
+    let held = scene.held(3).await;
+    scene.d.enqueue_many(3).await;
+    let request = scene.ride(1, &held[..2]);
+    let riders = request.settle.clone().unwrap();
+    let (first, scripts) = scene.take(request.clone()).await;
+    assert_eq!((&first.settled[..], scripts), (&[H; 2][..], PLAIN));
+    let before = scene.d.snapshot().await;
+    let (again, scripts) = scene.take(request.clone()).await;
+    assert_eq!(
+        (&again.settled, &again.grants),
+        (&first.settled, &first.grants)
+    );
+    assert_eq!(scripts, LONGER);
+    assert_eq!(scene.send(riders.clone()).await.0, first.settled);
+    assert_eq!(scene.d.snapshot().await, before);
+
+    // A claim that is given up leaves its riders to the next one. By then the plain way is tried again.
+    for _ in 0..DETOUR {
+        assert!(scene.claim(1).await.1 == PLAIN);
+    }
+    let id = scene.d.enqueue(job()).await;
+    let mut request = scene.d.claim_request(1);
+    request.settle = Some(riders);
+    let (claimed, scripts) = scene.take(request).await;
+    assert_eq!(Held::all(&claimed)[0].id(), id);
+    assert_eq!((claimed.settled, scripts), (first.settled, LONGER));
+    let ledger = scene.d.ledger().await;
+    assert_eq!((ledger.completed, ledger.fenced), (2, 0));
+}
+
+/// A server that lost writes may have less in a line than it has counted.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_line_that_is_shorter_than_its_count() {
+    let world = World::new().await;
+    let scene = world.scene().await;
+    let first = scene.d.enqueue_all(vec![job().priority(1); 2]).await;
+    scene.d.enqueue_all(vec![job().priority(3); 5]).await;
+    let last = scene.d.enqueue_all(vec![job().priority(5); 2]).await;
+    let line = format!("{{{}:default:0}}:3", scene.name);
+    assert_eq!(world.server.server.tell::<u64>(&["DEL", &line]), 1);
+    assert_eq!(scene.d.queue().await.counts.ready, 9);
+    let (got, scripts) = scene.claim(9).await;
+    assert_eq!((got, scripts), ([first, last].concat(), LONGER));
+    let counts = scene.d.queue().await.counts;
+    assert_eq!((counts.ready, counts.leased), (0, 4));
 }

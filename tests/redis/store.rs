@@ -517,6 +517,66 @@ async fn partitions_share_a_queue_and_keep_a_key_together() {
     assert!(RedisStore::open(options(&server, "a").partitions(65)).is_err());
 }
 
+/// A queue has all its partitions from the start; one that nothing went to yet is nowhere.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_partition_that_is_not_there_is_in_nobodys_way() {
+    let server = Standalone::start(&[]);
+    let d = driver(options(&server, "a").partitions(8)).await;
+    let id = d.enqueue(job()).await;
+    let made: Vec<String> = server.server.tell(&["KEYS", "{a:default:*}:meta"]);
+    assert_eq!(made.len(), 1, "{made:?}");
+    let held = d.claim(9).await;
+    assert_eq!(held.iter().map(Held::id).collect::<Vec<_>>(), [id]);
+    let expired: Vec<JobId> = d.expire_all().await.iter().map(|end| end.job).collect();
+    assert_eq!(expired, [id]);
+    assert!(d.expire_all().await.is_empty());
+    // A repeat tells what comes next, in all partitions.
+    let request = d.claim_request(9);
+    let first = d.claim_as(request.clone()).await;
+    assert_eq!(Held::all(&first)[0].id(), id);
+    let again = d.claim_as(request).await;
+    assert_eq!(again.next_deadline, first.next_deadline);
+    assert_eq!(again.grants, first.grants);
+}
+
+/// A queue whose tokens are ahead of the clock is passed over, if another one has something to give.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_queue_that_is_ahead_stops_no_other() {
+    let server = Standalone::start(&[]);
+    for (index, name) in [(false, "a"), (true, "b")] {
+        let d = driver(options(&server, name).index(index)).await;
+        let of = |name: &str| job().queue(name).unwrap();
+        let claim = async |max: usize, names: &[&str]| {
+            let mut request = d.claim_request(max);
+            let first = request.queues.remove(0);
+            request.queues.extend(names.iter().map(|name| ClaimQueue {
+                queue: QueueName::new(*name).unwrap(),
+                ..first.clone()
+            }));
+            d.store().claim(request).await
+        };
+        // Neither is new.
+        d.enqueue_all(vec![of("ahead"), of("ahead"), of("ahead"), of("other")])
+            .await;
+        let both = claim(2, &["ahead", "other"]).await.unwrap();
+        assert_eq!(Held::all(&both).len(), 2);
+        d.advance(Duration::from_secs(400)).await;
+        assert_eq!(claim(1, &["ahead"]).await.unwrap().grants.len(), 1);
+        d.set_back(Duration::from_secs(300)).await;
+        d.enqueue(of("ahead")).await;
+        let refused = claim(9, &["ahead"]).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::TokensAhead);
+        let got = Held::all(&claim(9, &["ahead", "other"]).await.unwrap());
+        let queues: Vec<&str> = got
+            .iter()
+            .map(|held| held.receipt.queue().as_str())
+            .collect();
+        assert_eq!(queues, ["other"]);
+    }
+}
+
 /// The jobs that were claimed, in the order of each partition.
 fn by_partition(held: &[Held]) -> BTreeMap<u16, Vec<JobId>> {
     let mut parts = BTreeMap::<u16, Vec<JobId>>::new();

@@ -14,6 +14,7 @@ use leasehold::job::Namespace;
 use leasehold::store::conformance::{Driver, ManualFixture, queue};
 use leasehold::store::{RedisOptions, RedisStore, Store as _};
 
+use crate::issuer::goes_on_behind_the_last;
 use crate::support::redis::{Cluster, PATIENCE, RDB_ONLY, SentinelSet, Server, Standalone, until};
 
 const CLAIM: usize = 1_000;
@@ -76,6 +77,24 @@ fn judge(what: &str, before: &Given, after: &Given) {
     println!("{what}: (fell back, given twice) ours {ours:?}, a plain counter {plain:?}");
     assert_eq!(ours, (0, 0), "{what}");
     assert!(plain.0 > 0, "{what}: the control arm must fall back");
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn tokens_grow_from_process_to_process() {
+    let server = Standalone::start(&[]);
+    for (index, name) in [(false, "without"), (true, "with")] {
+        let clock = ManualClock::default();
+        let process = async || {
+            let options = RedisOptions::new(server.url())
+                .namespace(Namespace::new(name).unwrap())
+                .index(index)
+                .clock(clock.clone());
+            let store = RedisStore::open(options).unwrap();
+            Driver::new(Arc::new(ManualFixture::new(store, clock.clone()))).await
+        };
+        goes_on_behind_the_last(&clock, false, process).await;
+    }
 }
 
 #[tokio::test]

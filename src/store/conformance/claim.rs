@@ -7,7 +7,7 @@ use super::driver::{
 use crate::error::ErrorKind;
 use crate::job::{JobState, limits};
 use crate::lease::{FencingToken, Verdict};
-use crate::store::{ClaimQueue, Command, LeaseSelect, Outcome, Renewal, Select};
+use crate::store::{ClaimQueue, ClaimRequest, Command, LeaseSelect, Outcome, Renewal, Select};
 
 /// First come, first served.
 pub async fn serves_in_order_of_arrival(d: &Driver) {
@@ -350,6 +350,13 @@ pub async fn tells_what_comes_next(d: &Driver) {
         (claimed.next_due, claimed.next_deadline),
         (Some(secs(15)), Some(TERM))
     );
+    // What has fallen due is not what comes next.
+    d.advance(secs(15)).await;
+    let claimed = d.claim_as(d.claim_request(2)).await;
+    assert_eq!(
+        (claimed.next_due, claimed.next_deadline),
+        (Some(secs(10)), Some(TERM - secs(15)))
+    );
 }
 
 /// A suspect is granted only if the claim admits one.
@@ -625,7 +632,7 @@ pub async fn finding_nothing_needs_no_token(d: &Driver) {
     let ready = d.enqueue(job()).await;
     nothing().await;
     d.control(Command::Resume(queue())).await;
-    let something = async |id| match d.store().claim(twice()).await {
+    let something = async |id, request| match d.store().claim(request).await {
         Ok(claimed) => {
             let got = Held::all(&claimed);
             assert_eq!(got.iter().map(Held::id).collect::<Vec<_>>(), [id]);
@@ -637,14 +644,148 @@ pub async fn finding_nothing_needs_no_token(d: &Driver) {
             assert_eq!(gone.done, 1);
         }
     };
-    something(ready).await;
+    something(ready, twice()).await;
     nothing().await;
-    let soon = d.enqueue(job().delay(secs(5))).await;
-    d.advance(secs(5)).await;
-    something(soon).await;
-    nothing().await;
-    d.advance(secs(355)).await;
+    // What is due is something, also where no other visit of the queue sees it.
+    for again in [false, true] {
+        let soon = d.enqueue(job().delay(secs(2))).await;
+        d.advance(secs(2)).await;
+        let request = if again { twice() } else { d.claim_request(1) };
+        something(soon, request).await;
+        nothing().await;
+    }
+    d.advance(secs(356)).await;
     assert_eq!(d.claim_ids(9).await, [held.id(), due]);
+}
+
+/// What is overdue is something to find, too: a claim that cannot grant it is told to wait.
+pub async fn overdue_is_work_while_the_clock_is_behind(d: &Driver) {
+    // More than one claim expires, and all that it does expire is granted again.
+    d.enqueue_many(limits::STEP_JOBS + 1).await;
+    d.claim(limits::STEP_JOBS).await;
+    let last = d.claim_ids(1).await;
+    d.advance(secs(400)).await;
+    assert_eq!(d.claim(limits::STEP_JOBS).await.len(), limits::STEP_JOBS);
+    // To the very moment of its deadline.
+    d.set_back(secs(400) - TERM).await;
+    match d.store().claim(d.claim_request(9)).await {
+        Ok(claimed) => {
+            let got: Vec<_> = Held::all(&claimed).iter().map(Held::id).collect();
+            assert_eq!(got, last);
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::TokensAhead, "{error}");
+            d.advance(secs(400) - TERM).await;
+            assert_eq!(d.claim_ids(9).await, last);
+        }
+    }
+}
+
+/// Once a claim has what it asked for, the queues that it names behind are none of its business.
+pub async fn visits_no_queue_in_vain(d: &Driver) {
+    let of = |name: &str| job().queue(name).expect("a name");
+    let wanted = |request: &mut ClaimRequest, names: &[&str]| {
+        let first = request.queues[0].clone();
+        let named = names.iter().map(|name| ClaimQueue {
+            queue: queue_named(name),
+            ..first.clone()
+        });
+        request.queues = named.collect();
+    };
+    d.enqueue_all(vec![of("b"), of("b").delay(TERM)]).await;
+    let mut request = d.claim_request(1);
+    wanted(&mut request, &["b"]);
+    let overdue = Held::all(&d.claim_as(request).await);
+    d.advance(TERM).await;
+    // Named twice, which is no plain claim.
+    for names in [&["a", "b"][..], &["a", "b", "a"]] {
+        let first = d.enqueue(of("a")).await;
+        let mut request = d.claim_request(1);
+        wanted(&mut request, names);
+        let claimed = d.claim_as(request).await;
+        let got: Vec<_> = Held::all(&claimed).iter().map(Held::id).collect();
+        assert_eq!((got, claimed.expired), (vec![first], Vec::new()));
+        assert_eq!(d.state(overdue[0].id()).await, Some(JobState::Leased));
+    }
+    let mut request = d.claim_request(9);
+    wanted(&mut request, &["a", "b"]);
+    let claimed = d.claim_as(request).await;
+    assert_eq!((Held::all(&claimed).len(), claimed.expired.len()), (2, 1));
+}
+
+/// A settlement that rides along ends one lease of an overdue grant; the others expire in the same claim.
+pub async fn siblings_of_a_late_rider_expire(d: &Driver) {
+    let ids = d.enqueue_many(3).await;
+    let held = d.claim(3).await;
+    d.advance(TERM).await;
+    let mut request = d.claim_request(9);
+    let mut settle = d.settle_request(vec![(&held[1], complete())]);
+    settle.request = d.request_on(7);
+    request.settle = Some(settle);
+    let claimed = d.claim_as(request).await;
+    let late = Verdict::Held {
+        late: true,
+        cancel: false,
+    };
+    assert_eq!(claimed.settled, [late]);
+    let expired: Vec<_> = claimed.expired.iter().map(|end| end.job).collect();
+    assert_eq!(expired, [ids[0], ids[2]]);
+    let got: Vec<_> = Held::all(&claimed).iter().map(Held::id).collect();
+    assert_eq!(got, [ids[0], ids[2]]);
+    let ledger = d.ledger().await;
+    assert_eq!((ledger.completed, ledger.late, ledger.live), (1, 1, 2));
+}
+
+/// Tokens run 20 ms ahead of the clock at most: a claim is given what fits, and none if nothing does.
+/// Memory has no such limit.
+pub async fn as_many_tokens_as_fit(d: &Driver) {
+    let instant = std::time::Duration::from_micros(1);
+    let lead = instant * 20_000;
+    // A new issuer starts above the clock of that time.
+    d.settled(&d.held(job()).await, complete()).await;
+    d.advance(secs(9)).await;
+    let last = d.held(job()).await.token().get();
+    let (ids, mut given) = (d.enqueue_many(12).await, Vec::new());
+    d.set_back(lead - instant * 5).await;
+    // One after the other, and then as many as there are.
+    for (asked, fit) in [(1, 1), (9, 4)] {
+        let held = d.claim(asked).await;
+        if d.store().name() != "memory" {
+            assert_eq!(held.len(), fit, "of {asked}");
+        }
+        given.extend(held);
+    }
+    if d.store().name() != "memory" {
+        let ahead = d.store().claim(d.claim_request(9)).await;
+        let kind = ahead.expect_err("nothing fits").kind();
+        assert_eq!(kind, ErrorKind::TokensAhead);
+        d.advance(instant * 2).await;
+        given.extend(d.claim(9).await);
+        assert_eq!(given.len(), 7);
+    }
+    let follow = |(at, held): (usize, &Held)| held.token().get() == last + 1 + at as u64;
+    assert!(given.iter().enumerate().all(follow), "{given:?} {last}");
+    let got: Vec<_> = given.iter().map(Held::id).collect();
+    assert_eq!(got, ids[..given.len()]);
+}
+
+/// Tokens that one process is given grow across its queues, as long as they fit.
+pub async fn tokens_grow_across_queues(d: &Driver) {
+    let instant = std::time::Duration::from_micros(1);
+    let claim = async |name: &str| {
+        let job = job().queue(name).expect("a name");
+        d.enqueue(job).await;
+        let mut request = d.claim_request(1);
+        request.queues[0].queue = queue_named(name);
+        d.claim_as(request).await.grants[0].id.get()
+    };
+    // Neither is new.
+    let first = claim("a").await;
+    assert!(claim("b").await > first);
+    d.advance(secs(9)).await;
+    let last = claim("a").await;
+    d.set_back(instant * 19_999).await;
+    assert_eq!(claim("b").await, last + 1);
 }
 
 /// A job that has expired twice, ready again.

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::driver::{Driver, job, queue_named, secs};
+use super::driver::{Driver, HELD, Held, complete, job, queue_named, secs};
 use crate::clock::Timestamp;
 use crate::job::{JobState, Key, Kind, NewJob, QueueName, limits};
 use crate::retry::RetryPolicy;
@@ -177,4 +177,27 @@ pub async fn names_and_keys_are_checked(d: &Driver) {
     let long = "k".repeat(limits::KEY_BYTES + 1);
     assert_eq!(Key::new(long).expect_err("long").field(), Some("key"));
     assert!(d.snapshot().await.queues.is_empty());
+}
+
+/// The id of a job that is gone is as good as new: whether it went alone or with others.
+pub async fn an_id_is_free_once_its_job_is_gone(d: &Driver) {
+    let mut request = d.enqueue_request(vec![job(); 4]);
+    let ids: Vec<_> = request.jobs.iter().map(|(id, _)| *id).collect();
+    let new: Vec<_> = ids.iter().copied().map(Enqueued::New).collect();
+    for together in [true, false] {
+        let stored = d.store().enqueue(request.clone()).await;
+        assert_eq!(stored.expect("enqueue"), new);
+        let held = d.claim(9).await;
+        assert_eq!(held.iter().map(Held::id).collect::<Vec<_>>(), ids);
+        if together {
+            let ends = held.iter().map(|held| (held, complete())).collect();
+            let verdicts = d.store().settle(d.settle_request(ends)).await;
+            assert_eq!(verdicts.expect("settle"), [HELD; 4]);
+        } else {
+            for held in &held {
+                d.settled(held, complete()).await;
+            }
+        }
+        request.request = d.request();
+    }
 }

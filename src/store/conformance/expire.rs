@@ -250,3 +250,20 @@ pub async fn every_cause_counts_toward_the_limit(d: &Driver) {
     d.expire_all().await;
     counts(JobState::Dead, 1, 4).await;
 }
+
+/// Many grants of one lease each, more than a store looks at in one go: all expire, the oldest first.
+pub async fn many_small_grants(d: &Driver) {
+    const GRANTS: usize = 130;
+    d.enqueue_many(GRANTS).await;
+    let mut tokens = Vec::new();
+    for n in 0..GRANTS {
+        if n % 50 == 0 {
+            d.advance(secs(1)).await;
+        }
+        tokens.push(d.claim_one().await.token());
+    }
+    d.advance(TERM).await;
+    let expired = d.reap(1_000).await;
+    let reaped: Vec<_> = expired.iter().map(|end| end.token).collect();
+    assert_eq!(reaped, tokens);
+}

@@ -21,6 +21,7 @@ macro_rules! __conformance_cases {
                 jobs_over_the_limit_are_refused
                 bytes_over_the_limit_are_refused
                 names_and_keys_are_checked
+                an_id_is_free_once_its_job_is_gone
             }
             claim {
                 serves_in_order_of_arrival
@@ -66,6 +67,11 @@ macro_rules! __conformance_cases {
                 expires_all_that_is_overdue
                 as_many_as_asked_of_several_queues
                 finding_nothing_needs_no_token
+                overdue_is_work_while_the_clock_is_behind
+                visits_no_queue_in_vain
+                siblings_of_a_late_rider_expire
+                as_many_tokens_as_fit
+                tokens_grow_across_queues
             }
             renew {
                 grants_a_term_from_now
@@ -92,6 +98,7 @@ macro_rules! __conformance_cases {
                 a_cancel_is_told_of_one_lease
                 a_cancelled_job_lapses_into_cancelled
                 refused_leases_are_counted
+                a_lapsed_lease_is_gone_for_the_next_beat
             }
             fence {
                 after_expiry
@@ -171,6 +178,7 @@ macro_rules! __conformance_cases {
                 exactly_as_many_as_asked
                 the_living_stay
                 every_cause_counts_toward_the_limit
+                many_small_grants
             }
             control {
                 every_command_is_on_record
@@ -255,6 +263,7 @@ macro_rules! __conformance_cases {
                 enqueue_does_not_revive
                 claim_grants_once
                 claim_lists_the_living
+                claim_brings_what_was_saved
                 claim_lists_nothing_overdue
                 claim_reports_its_expiries_again
                 claim_of_nothing_stays_nothing

@@ -435,3 +435,16 @@ pub async fn refused_leases_are_counted(d: &Driver) {
         .await;
     assert_eq!(d.ledger().await.fenced, 5);
 }
+
+/// A lease that has lapsed is gone for the beats behind it, those of the same call included.
+pub async fn a_lapsed_lease_is_gone_for_the_next_beat(d: &Driver) {
+    let held = d.held(job()).await;
+    let beats = vec![held.lapse(), held.lapse(), held.beat()];
+    let renewals = d.store().renew(beats).await.expect("renew");
+    assert!(
+        renewals.iter().all(|r| *r == Renewal::Fenced),
+        "{renewals:?}"
+    );
+    let ledger = d.ledger().await;
+    assert_eq!((ledger.expired_stalled, ledger.fenced), (1, 2));
+}

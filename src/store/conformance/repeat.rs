@@ -74,6 +74,23 @@ pub async fn claim_lists_the_living(d: &Driver) {
     assert_eq!(again.grants[0].nonce, first.grants[0].nonce);
 }
 
+/// A repeated claim brings what its leases have saved since, each its own.
+pub async fn claim_brings_what_was_saved(d: &Driver) {
+    d.enqueue_many(3).await;
+    let request = d.claim_request(3);
+    let held = Held::all(&d.claim_as(request.clone()).await);
+    let other = d.other().await;
+    let saved = other.checkpoint(&held[1], 4, "half").await;
+    assert!(matches!(saved, Checkpointed::Saved { .. }), "{saved:?}");
+    let again = Held::all(&d.claim_as(request).await);
+    let saved = again.iter().map(|held| {
+        let saved = held.job.checkpoint.as_ref();
+        saved.map(|saved| (saved.token, saved.seq, &saved.bytes[..]))
+    });
+    let half = Some((held[1].token(), 4, &b"half"[..]));
+    assert_eq!(saved.collect::<Vec<_>>(), [None, half, None]);
+}
+
 /// A repeated claim of overdue leases lists none, and expires none.
 pub async fn claim_lists_nothing_overdue(d: &Driver) {
     d.enqueue_many(2).await;

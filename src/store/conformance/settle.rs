@@ -199,9 +199,15 @@ pub async fn leases_of_a_grant_end_apart(d: &Driver) {
     d.settled(&held[1], complete()).await;
     assert_eq!(d.state(ids[0]).await, Some(JobState::Leased));
     assert_eq!(d.state(ids[2]).await, Some(JobState::Leased));
+    // They are their holder's as before.
+    let lease = d.view(ids[2]).await.lease.expect("a lease");
+    assert_eq!((&*lease.owner, &*lease.task), ("worker-1", "run-1"));
     let expired = d.expire_all().await;
     let jobs: Vec<_> = expired.iter().map(|expiry| expiry.job).collect();
     assert_eq!(jobs, [ids[0], ids[2]]);
+    for end in expired {
+        assert_eq!((&*end.owner, &*end.task), ("worker-1", "run-1"));
+    }
 }
 
 /// A mark too far ahead to be believed counts as a failure, and waits.
@@ -428,7 +434,9 @@ pub async fn what_is_left_of_a_grant_is_whole(d: &Driver) {
             .await;
     }
     assert_eq!(left, [4, 9, 10, 15]);
-    d.expire_all().await;
+    for end in d.expire_all().await {
+        assert_eq!((&*end.owner, &*end.task), ("worker-1", "run-1"));
+    }
     let again = d.claim(16).await;
     assert_eq!(again.len(), 4);
     for (held, at) in again.iter().zip(left) {

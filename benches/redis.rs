@@ -519,14 +519,17 @@ async fn renewals(server: &Server, probe: &mut Probe) {
             }
         }
         let mut spent = Vec::new();
-        for _ in 0..5 {
+        for _ in 0..6 {
             let before = probe.scripts().await;
             let renewals = side.store.renew(beats.clone()).await.expect("renew");
             assert!(renewals.iter().all(|r| matches!(r, Renewal::Held { .. })));
             spent.push((probe.scripts().await - before) / 1_000.0);
         }
-        let spent = median(spent);
-        println!("renew {held} leases granted as {name}: {spent:.2} ms of the server");
+        let first = spent.remove(0);
+        let again = median(spent);
+        println!(
+            "renew {held} leases granted as {name}: {again:.2} ms of the server, {first:.2} the first time"
+        );
     }
 }
 

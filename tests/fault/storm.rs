@@ -77,7 +77,7 @@ async fn renewal_storm_on_postgres() {
     let (leases, seconds) = if in_campaign() {
         (50_000, 20)
     } else {
-        (5_000, 5)
+        (3_000, 3)
     };
     all_renewed(
         Engine::Postgres,

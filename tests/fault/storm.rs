@@ -19,9 +19,14 @@ struct Held {
     _host: Host,
 }
 
-/// One worker with so many leases, on a server that stands still for a good part of a term.
+/// One worker with so many leases, on a server that stands still for a good part of a term, unless the
+/// worker has a flaw.
 async fn hold(engine: Engine, leases: usize, term: Duration, flaw: Option<Flaw>) -> Held {
-    let host = engine.own();
+    let host = if flaw.is_none() {
+        engine.own()
+    } else {
+        engine.share()
+    };
     let mut stage = Stage::at(host.url()).await;
     let mut role = stage.role("first");
     (role.slots, role.term, role.flaw) = (leases, term, flaw);
@@ -72,7 +77,7 @@ async fn renewal_storm_on_postgres() {
     let (leases, seconds) = if in_campaign() {
         (50_000, 20)
     } else {
-        (5_000, 5)
+        (3_000, 3)
     };
     all_renewed(
         Engine::Postgres,

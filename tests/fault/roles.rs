@@ -227,7 +227,10 @@ impl Hand {
 
     async fn handle(&self, errand: Errand, ctx: &Context) -> Result<(), Failure> {
         match errand {
-            Errand::Nap { millis } => tokio::time::sleep(Duration::from_millis(millis)).await,
+            Errand::Nap { millis } => {
+                say("naps");
+                tokio::time::sleep(Duration::from_millis(millis)).await;
+            }
             Errand::Note { .. } => {}
             Errand::Poison { millis } => {
                 tokio::time::sleep(Duration::from_millis(millis)).await;
@@ -260,7 +263,9 @@ impl Hand {
 
     /// Leaves a mark that outlives the process: this job was worked to its end.
     fn mark(&self, ctx: &Context) {
-        self.note("done", &format!("{} {}\n", ctx.job_id(), ctx.token()));
+        // A kill can cut even one write in two, where it crosses a page: what is left of it gets a line of
+        // its own.
+        self.note("done", &format!("\n{} {}\n", ctx.job_id(), ctx.token()));
     }
 
     /// When the process died, on the store's clock.

@@ -211,8 +211,9 @@ impl World {
     /// The jobs that a handler has worked to their end.
     pub(crate) fn done(&self) -> HashSet<JobId> {
         let lines = std::fs::read_to_string(self.marks.join("done")).unwrap_or_default();
-        let ids = lines.lines().filter_map(|line| line.split(' ').next());
-        ids.map(|id| id.parse().unwrap()).collect()
+        // Whoever died amid its mark had not done the job: it is done, and marked, again.
+        let ids = lines.lines().filter_map(|line| line.split_once(' '));
+        ids.filter_map(|(id, _)| id.parse().ok()).collect()
     }
 
     /// The owners whose processes died of a job, and when on the store's clock.

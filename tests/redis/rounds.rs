@@ -9,7 +9,7 @@ use leasehold::clock::ManualClock;
 use leasehold::inspect::{self, LeaseFilter, LeaseView, Page};
 use leasehold::job::{JobState, Namespace};
 use leasehold::lease::Nonce;
-use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
+use leasehold::store::conformance::{Driver, Held, LIFETIME, ManualFixture, TERM, job, queue};
 use leasehold::store::{
     Beat, Claimed, Command, EnqueueRequest, LeaseSelect, MemoryStore, Outcome, RedisOptions,
     RedisStore, Renewal, Select,
@@ -358,4 +358,43 @@ async fn a_round_is_renewed_by_its_holder_and_in_time() {
     assert!(late.iter().all(|renewal| *renewal == Renewal::Fenced));
     assert_eq!(d.reap(1_000).await.len(), 19);
     assert_eq!(server.server.tell::<u64>(&["EXISTS", ENDS, HELD]), 0);
+}
+
+/// A whole round is gone at its deadline, and goes no further than the lifetime of its first lease.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_whole_round_ends_at_its_deadline_and_with_its_lifetime() {
+    for is_late in [true, false] {
+        let server = Standalone::start(&[]);
+        let d = redis(&server, false).await;
+        d.enqueue_many(5).await;
+        let mut held = Vec::new();
+        for _ in 0..5 {
+            held.extend(d.claim(1).await);
+        }
+        let renew = || d.store().renew(held.iter().map(Held::beat).collect());
+        let mut age = Duration::ZERO;
+        while renew().await.unwrap().iter().all(|renewal| {
+            let Renewal::Held { granted, .. } = renewal else {
+                return false;
+            };
+            assert!(age + *granted <= LIFETIME, "{granted:?} at {age:?}");
+            true
+        }) {
+            assert!(age < LIFETIME, "nothing ended it");
+            // The second renewal and those after it find the round whole.
+            let pause = if is_late && age > TERM {
+                TERM
+            } else {
+                TERM / 3
+            };
+            d.advance(pause).await;
+            age += pause;
+        }
+        if is_late {
+            assert!(age < TERM * 3, "fenced at {age:?}");
+        } else {
+            assert_eq!(age, LIFETIME);
+        }
+    }
 }

@@ -9,7 +9,7 @@ use super::enqueue::read_duplicates;
 use super::inspect::{add_partition, row};
 use super::queue::{Partition, Queue};
 use super::reap::reports;
-use super::renew::read_renewal;
+use super::renew::read_renewals;
 use super::wire::In;
 use crate::clock::Timestamp;
 use crate::error::Result;
@@ -28,7 +28,7 @@ pub(crate) const READERS: [Reader; 8] = [
         reports(&mut In::new(answer.into()), &QueueName::default()).map(drop)
     }),
     ("renew", |answer| {
-        read_renewal(&mut In::new(answer.into()), &beat()).map(drop)
+        read_renewals(In::new(answer.into()), [beat(), beat()].iter()).map(drop)
     }),
     ("reply", |answer| Reply::read(answer).map(drop)),
     ("enqueue", |answer| {

@@ -3,8 +3,8 @@
 -- in   as claim, but the riders are runs only · 7 … their ids
 -- out  as claim, in parts; or NOT_PLAIN
 local DUE, LINES = KEYS[5], 6
--- More of them are joined: each costs a name.
-local MANY_PIECES = 24
+-- More of them are joined, some at a time: each costs a name, and of a long string every byte costs three times.
+local MANY_PIECES = 64
 local max, admit, most, term, lifetime, term_raw, seen, nonce = read('<I2I1I4I8I8c12I8c16', ARGV[2])
 local paused = read('<I8', counters, 8 * PAUSED - 7)
 local last, floor, scheduled, ready = read('<I8I8I8I8', counters, 8 * LAST - 7)
@@ -103,17 +103,19 @@ if taken > 0 then
   local gid, granted = pack('>I8', base), math.min(term, lifetime)
   local till = now + granted
   local pieces, apart = parts, 0
-  if #parts > MANY_PIECES then
-    pieces = { concat(parts) }
-  elseif 2 * #rests == #parts then
+  if 2 * #rests == #parts and #rests < MANY_PIECES then
     pieces, apart = rests, APART
     table.insert(rests, 1, concat(starts))
+  elseif #parts > MANY_PIECES then
+    local each = math.ceil(#parts / MANY_PIECES)
+    pieces = {}
+    for n = 1, #parts, each do pieces[#pieces + 1] = concat(parts, '', n, math.min(n + each - 1, #parts)) end
   end
   local name, capped = gid .. nonce, now + lifetime - term
   local fields = {
     gid, pack(HEAD, #ARGV[3], #ARGV[4], 0, #pieces + apart, stored, flags, nonce, now, term_raw, lifetime)
       .. ARGV[3] .. ARGV[4],
-    name, pack(CELL, till, 0, ALONE, capped - capped % SAME_TIME, term, taken, taken, 0), gid .. ROLL,
+    name, pack(CELL, taken > 1 and till or 0, 0, ALONE, capped - capped % SAME_TIME, term, taken, taken, 0), gid .. ROLL,
     -- To join what is one string costs as much as to read it.
     ids[2] and concat(ids) or ids[1],
   }

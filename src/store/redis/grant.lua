@@ -11,6 +11,7 @@ local function open_grant(gid, raw)
   g.name = gid .. g.nonce
   g.deadline, g.renewals, g.round, g.capped, g.term, g.count, g.live, g.noted =
     read(CELL, call('HGET', HELD, g.name))
+  if g.deadline == 0 then g.deadline = g.granted_at + math.min(g.term, g.lifetime) end
   if g.round ~= ALONE then
     local till, times = read('<I8I4', call('HGET', HELD, g.round .. SHARED))
     g.deadline, g.renewals = till, g.renewals + times

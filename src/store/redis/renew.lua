@@ -1,8 +1,9 @@
 -- renew: extend grants, let single leases of them lapse.
--- in   1 plain beats: [8 grant][16 nonce] · 2 their leases: [u16 first][u16 leases]
+-- in   1 plain beats: [8 grant][16 nonce] · 2 their leases: [u16 first][u16 leases], or nothing if each is a first one
 --      3 the others: [8 grant][16 nonce][u16 n] n × [u16 first][u16 leases], [u16 n] n × [u16 lapse],
 --      [u16 n] n × [u16 lease][u32 bytes][progress]
--- out  per beat [u8 held][u64 granted], [u16 n] n × [u16 place in the beat] to cancel, the same fenced
+-- out  per beat [u8 held][u64 granted], [u16 n] n × [u16 place in the beat] to cancel, the same fenced;
+--      or [2][u64 granted] once, if all are held and there is no more to say
 -- why  evaluated anew each time: it has no request
 open_meta()
 local beats, at = ARGV[3], 1

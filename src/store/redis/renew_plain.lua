@@ -1,6 +1,7 @@
 -- renew, plainly: nothing lapses, nothing is shown, nothing is known of the leases but that they live,
 -- and the maximum lifetime is far. If the beats are those of a whole round, of one lease each, it is renewed by
--- what they share. Otherwise all beats are looked at before any is renewed; what is not plain goes into `others`.
+-- what they share; if each is of one lease that is as it was given, they are one from now on. Otherwise all
+-- beats are looked at before any is renewed; what is not plain goes into `others`.
 local answers, others = {}, {}
 do
   local roll, runs, names, cells = ARGV[1], ARGV[2], {}, {}
@@ -8,7 +9,9 @@ do
   -- Deadline, renewals, from when on one may be cut, term, whether all are singles.
   local SHARE = '<I8I4I8I8I1'
   local function answer(granted) return pack('<I1I8I4', 1, granted, 0) end
-  if beats > 1 and ARGV[3] == '' and runs == rep('\0\0\1\0', beats) then
+  local function all_alike(granted) return pack('<I1I8I1I1I8', 0, now, 0, 2, granted) end
+  local are_singles = beats > 1 and ARGV[3] == '' and runs == ''
+  if are_singles then
     local raw = call('HGET', HELD, sub(roll, 1, NAME))
     local round = raw and sub(raw, 13, KIND - 1)
     local kept = round and round ~= ALONE and call('HMGET', HELD, round, round .. SHARED)
@@ -18,18 +21,46 @@ do
         till = now + term
         call('HSET', HELD, round .. SHARED, pack(SHARE, till, times + 1, capped, term, 1))
         call('ZADD', ENDS, till, round)
-        return pack('<I1I8I1', 0, now, 0) .. rep(answer(term), beats)
+        return all_alike(term)
       end
     end
   end
   if beats > 0 then
-    for n = 1, beats do names[n] = sub(roll, NAME * n - NAME + 1, NAME * n) end
+    names = { read(rep('c24', beats), roll) }
+    names[beats + 1] = nil
     cells = call('HMGET', HELD, unpack(names))
-    first, leases = read('<I2I2', runs)
+    if runs == '' then first, leases = 0, 1 else first, leases = read('<I2I2', runs) end
+  end
+  -- Where nothing is overdue, none of them is.
+  if are_singles and cells[1] and read('<I8', cells[1]) == 0
+    and (tonumber(call('ZRANGE', ENDS, '0', '0', 'WITHSCORES')[2]) or 0) > now then
+    local capped, term = read('<I8I8', cells[1], KIND)
+    local till, round = now + term, sub(roll, 1, 8) .. pack('<I4', 1)
+    local changed, same, cell = {}, nil, nil
+    for n = 1, beats do
+      if cells[n] ~= same then
+        same = cells[n]
+        local own_capped, own_term = read('<I8I8', same or cells[1], KIND)
+        if not same or read('<I8', same) > 0 or own_term ~= term or own_capped <= now then
+          changed = nil
+          break
+        end
+        capped, cell = math.min(capped, own_capped), pack('<I8I4', till, 1) .. round .. sub(same, KIND)
+      end
+      changed[2 * n - 1], changed[2 * n] = names[n], cell
+    end
+    if changed then
+      call('ZREM', ENDS, unpack(names))
+      changed[2 * beats + 1], changed[2 * beats + 2] = round, roll
+      changed[2 * beats + 3], changed[2 * beats + 4] = round .. SHARED, pack(SHARE, till, 0, capped, term, 1)
+      call('HSET', HELD, unpack(changed))
+      call('ZADD', ENDS, till, round)
+      return all_alike(term)
+    end
   end
   -- Beats are much alike: what a cell comes to, or what is behind its deadline, is found out once.
-  local alike, known, rests, rounds = runs == rep(sub(runs, 1, 4), beats), {}, {}, {}
-  local left, freed = {}, {}
+  local alike, known, rests, rounds = runs == '' or runs == rep(sub(runs, 1, 4), beats), {}, {}, {}
+  local unsaid, left, freed = {}, {}, {}
   for n = 1, beats do
     local raw, name = cells[n], names[n]
     local to = raw and known[raw]
@@ -46,9 +77,11 @@ do
         }
         rests[rest] = to
       end
-      if to and to.round == ALONE and read('<I8', raw) <= now then to = false end
-      known[raw] = to
+      local till = read('<I8', raw)
+      if to and to.round == ALONE and till > 0 and till <= now then to = false end
+      known[raw], unsaid[raw] = to, till == 0
     end
+    if to and unsaid[raw] and deadline_of(raw, call('HGET', HELD, sub(name, 1, 8))) <= now then to = false end
     if not alike then first, leases = read('<I2I2', runs, 4 * n - 3) end
     local is_plain = to and first + leases <= to.count
     if is_plain and to.live < to.count then

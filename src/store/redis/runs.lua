@@ -15,7 +15,7 @@ for run = 0, #RUNS / 29 - 1 do
     local count, live, noted = read('<I2I2I1', cell, KIND + 16)
     local owners, tasks, mapped, pieces, bytes, flags = read('<I2I2I2I2I4I2', raw)
     if noted == 1 or mapped > 0 or bit.band(flags, LASTING) ~= 0 then return NOT_PLAIN end
-    local rest, late = HEAD_BYTES + owners + tasks, read('<I8', cell) <= now
+    local rest, late = HEAD_BYTES + owners + tasks, deadline_of(cell, raw) <= now
     local round = sub(cell, 13, KIND - 1)
     -- A round's deadline is no earlier than those in its cells.
     if late and round ~= ALONE then late = read('<I8', call('HGET', HELD, round .. SHARED)) <= now end

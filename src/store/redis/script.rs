@@ -42,6 +42,7 @@ const BASE: &str = include_str!("base.lua");
 const RECORD: &str = include_str!("record.lua");
 const PLACE: &str = include_str!("place.lua");
 const ROUND: &str = include_str!("round.lua");
+const DEADLINE: &str = include_str!("deadline.lua");
 const GRANT: &str = include_str!("grant.lua");
 const ENDS: &str = include_str!("ends.lua");
 const BASES: &str = include_str!("bases.lua");
@@ -87,6 +88,7 @@ impl Scripts {
                     PLAIN,
                     "local HELD, ENDS, RUNS, IDS = KEYS[3], KEYS[4], ARGV[6], 7\n",
                     ROUND,
+                    DEADLINE,
                     RUNS,
                     CUT,
                 ],
@@ -107,6 +109,7 @@ impl Scripts {
                     PLAIN,
                     "local HELD, ENDS, RUNS, IDS = KEYS[3], KEYS[4], ARGV[2], 3\n",
                     ROUND,
+                    DEADLINE,
                     RUNS,
                 ],
                 include_str!("settle_plain.lua"),
@@ -115,6 +118,7 @@ impl Scripts {
         };
         let renew = &[
             ROUND,
+            DEADLINE,
             include_str!("renew_plain.lua"),
             BASE,
             RECORD,

@@ -24,7 +24,8 @@ local LASTING = UNIQUE + EXCLUSIVE + RETENTION
 -- A grant's name is its id and its nonce: who can name it holds it. HELD has of it, behind its name, the
 -- cell, all that a renewal reads and writes: deadline, renewals, round, and its kind: from when on its
 -- renewals may be cut by the maximum lifetime, never too late and the same for grants of one time;
--- term, leases, those alive, noted. Short, so that many are alike.
+-- term, leases, those alive, noted. Short, so that many are alike; and for that a grant of one lease has
+-- no deadline there, but zero, as long as all is as it was given: its head has when that was.
 local CELL, KIND = '<I8I4c12I8I8I2I2I1', 25
 local SAME_TIME = 16777216
 -- Grants that one call renews form a round: ENDS has them under one name, which begins with the least of

@@ -436,15 +436,22 @@ async fn speed(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
         "claim + settle, indexed",
     ];
     let of = |at: usize, value: fn(&Rate) -> f64| median(rates[at].iter().map(value));
+    let told = |name: &str, raw: usize, rate: f64, micros: f64| {
+        let ratio = rate / of(raw, |r| r.per_second);
+        let times = micros / of(raw, |r| r.micros);
+        println!(
+            "{name:24} {rate:>10.0} jobs/s, {ratio:.2} of raw  {micros:>6.2} µs CPU a job, {times:.1} times raw"
+        );
+    };
     for (at, name) in names.iter().enumerate() {
-        let (rate, micros) = (of(at, |r| r.per_second), of(at, |r| r.micros));
-        let ratio = rate / of(at % 2, |r| r.per_second);
-        println!("{name:24} {rate:>10.0} jobs/s  {micros:>6.2} µs CPU a job  {ratio:.2} of raw");
+        told(name, at % 2, of(at, |r| r.per_second), of(at, |r| r.micros));
     }
-    let rate = median(riding.iter().map(|r| r.per_second));
-    let micros = median(riding.iter().map(|r| r.micros));
-    let (name, ratio) = ("claim + settle, riding", rate / of(1, |r| r.per_second));
-    println!("{name:24} {rate:>10.0} jobs/s  {micros:>6.2} µs CPU a job  {ratio:.2} of raw");
+    told(
+        "claim + settle, riding",
+        1,
+        median(riding.iter().map(|r| r.per_second)),
+        median(riding.iter().map(|r| r.micros)),
+    );
     for (name, bytes) in ["raw", "queued", "queued, indexed"].iter().zip(bytes) {
         println!("{name:24} {:>10.0} bytes a job of 100 bytes", median(bytes));
     }

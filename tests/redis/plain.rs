@@ -521,6 +521,60 @@ async fn claims_cut_what_they_find() {
     }
 }
 
+/// A large grant is kept in the pieces that it was taken in, or in few of them together: to join all would cost
+/// the server more than all the rest. Its jobs come back as they were.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_large_grant_is_kept_in_pieces() {
+    // Behind its name, its id, and that and a zero: the starts of segments and each rest, or all in groups.
+    for (call, calls, fields) in [
+        (50, 20, 3 + 21),
+        (10, 63, 3 + 64),
+        (10, 64, 3 + 64),
+        (1, 65, 3 + 44),
+        (1, 300, 3 + 60),
+    ] {
+        let world = World::new().await;
+        let scene = world.scene().await;
+        let numbered = |n: usize| {
+            let mut job = job();
+            job.payload = format!("{n}").into_bytes().into();
+            job
+        };
+        for first in (0..call * calls).step_by(call) {
+            let jobs = (first..first + call).map(numbered).collect();
+            scene.d.enqueue_all(jobs).await;
+        }
+        let payloads = |held: &[Held]| {
+            let numbers = held.iter().map(|held| held.job.payload.clone());
+            numbers.collect::<Vec<_>>()
+        };
+        let (claimed, scripts) = scene.take(scene.d.claim_request(call * calls)).await;
+        let held = Held::all(&claimed);
+        let all: Vec<_> = (0..call * calls).map(|n| numbered(n).payload).collect();
+        assert!(payloads(&held) == all, "{calls} calls of {call}");
+        assert_eq!(
+            (scripts, scene.kept()[0]),
+            (PLAIN, fields),
+            "{calls} of {call}"
+        );
+        // One that fails is looked at by itself, the others when they expire.
+        let retry = Outcome::Retry {
+            delay: Duration::ZERO,
+            reason: String::new(),
+        };
+        scene.d.settled(&held[call], retry).await;
+        scene.d.expire_all().await;
+        let again = scene.d.claim(call * calls).await;
+        let (mut back, mut all) = (payloads(&again), all);
+        back.sort();
+        all.sort();
+        assert!(back == all, "{calls} calls of {call}");
+        scene.settle(&again).await;
+        scene.is_over((call * calls) as u64).await;
+    }
+}
+
 /// A claim that meets something that is not plain puts back what it has taken, in its place.
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]

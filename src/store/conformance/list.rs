@@ -79,6 +79,7 @@ macro_rules! __conformance_cases {
                 the_claims_lifetime_holds
                 never_resurrects
                 renews_until_the_deadline
+                each_until_its_own_deadline
                 foreign_beats_are_fenced
                 ended_leases_are_fenced
                 siblings_of_an_ended_lease_live_on

@@ -76,6 +76,27 @@ pub async fn renews_until_the_deadline(d: &Driver) {
     assert_eq!(d.renew(held.beat()).await, held_for(TERM));
 }
 
+/// Leases that are renewed together for the first time end each at its own deadline, at that very moment.
+pub async fn each_until_its_own_deadline(d: &Driver) {
+    let instant = std::time::Duration::from_micros(1);
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(d.held(job()).await);
+        d.advance(instant).await;
+    }
+    // Exactly at the first one's.
+    d.advance(TERM - 3 * instant).await;
+    let beats: Vec<Beat> = held.iter().map(Held::beat).collect();
+    let told = d.store().renew(beats.clone()).await.unwrap();
+    assert_eq!(told, [Renewal::Fenced, held_for(TERM), held_for(TERM)]);
+    let expired = d.reap(10).await;
+    assert_eq!(expired.len(), 1);
+    assert_eq!(expired[0].token, held[0].token());
+    d.advance(TERM - instant).await;
+    let told = d.store().renew(beats[1..].to_vec()).await.unwrap();
+    assert_eq!(told, [held_for(TERM), held_for(TERM)]);
+}
+
 /// A foreign beat is fenced: wrong proof, wrong queue, wrong grant, wrong partition.
 pub async fn foreign_beats_are_fenced(d: &Driver) {
     let held = d.held(job()).await;

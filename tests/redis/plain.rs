@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::clock::ManualClock;
-use leasehold::job::{JobState, Namespace};
+use leasehold::job::{JobState, Namespace, QueueName};
 use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 use leasehold::store::{
     Checkpointed, ClaimRequest, Claimed, Command, Outcome, RedisOptions, RedisStore, Renewal,
@@ -750,4 +750,72 @@ async fn a_line_that_is_shorter_than_its_count() {
     assert_eq!((got, scripts), ([first, last].concat(), LONGER));
     let counts = scene.d.queue().await.counts;
     assert_eq!((counts.ready, counts.leased), (0, 4));
+}
+
+/// A claim that has what it asked for does not ask the queues that it names behind.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_claim_asks_no_queue_in_vain() {
+    let world = World::new().await;
+    let scene = world.scene().await;
+    scene.held(1).await;
+    let other = job().queue("other").unwrap();
+    scene.d.enqueue_all(vec![job(), other]).await;
+    let mut request = scene.d.claim_request(1);
+    let mut last = request.queues[0].clone();
+    last.queue = QueueName::new("other").unwrap();
+    request.queues.push(last);
+    let (claimed, scripts) = scene.take(request).await;
+    assert_eq!((Held::all(&claimed).len(), scripts), (1, PLAIN));
+}
+
+/// Whatever ends rides in the claim's own script; what is more than a step's work goes ahead.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn one_burial_rides_and_many_go_ahead() {
+    let world = World::new().await;
+    for (count, scripts) in [(1, 1), (120, 4)] {
+        let scene = world.scene().await;
+        let held = scene.held(count).await;
+        let bury = |held| {
+            let reason = "hopeless".to_owned();
+            (held, Outcome::Bury { reason })
+        };
+        let mut riders = scene.d.settle_request(held.iter().map(bury).collect());
+        riders.request = scene.d.request_on(7);
+        let mut request = scene.d.claim_request(1);
+        request.settle = Some(riders);
+        let (claimed, spent) = scene.take(request).await;
+        assert_eq!((claimed.settled, spent), (vec![H; count], scripts));
+        assert_eq!(scene.d.queue().await.counts.dead, count as u64);
+    }
+}
+
+/// With an index no claim is plain, and none is tried in vain.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn with_an_index_a_claim_is_one_script() {
+    let world = World::new().await;
+    let clock = ManualClock::default();
+    let options = RedisOptions::new(world.server.url())
+        .namespace(Namespace::new("indexed").unwrap())
+        .index(true)
+        .clock(clock.clone());
+    let store = RedisStore::open(options).unwrap();
+    let d = Driver::new(Arc::new(ManualFixture::new(store, clock))).await;
+    d.held(job()).await;
+    d.enqueue(job()).await;
+    let before = world.scripts();
+    assert_eq!(d.claim(1).await.len(), 1);
+    assert_eq!(world.scripts() - before, 1);
+    // Unless more rides with it than a step ends: that goes ahead, in steps of its own.
+    d.enqueue_many(120).await;
+    let held = d.claim(120).await;
+    let mut riders = d.settle_request(complete(&held));
+    riders.request = d.request_on(7);
+    let mut request = d.claim_request(1);
+    request.settle = Some(riders);
+    let before = world.scripts();
+    assert_eq!(d.claim_as(request).await.settled, vec![H; 120]);
+    assert!(world.scripts() - before > 3);
 }

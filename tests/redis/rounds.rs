@@ -398,3 +398,56 @@ async fn a_whole_round_ends_at_its_deadline_and_with_its_lifetime() {
         }
     }
 }
+
+/// A worker names its leases in any order, and some of its grants are not of one lease: the others are
+/// renewed as whole rounds all the same, and each answer goes to its beat.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn rounds_are_whole_in_whatever_order_they_are_named() {
+    let server = Standalone::start(&[]);
+    let d = redis(&server, false).await;
+    d.enqueue_many(300).await;
+    let mut beats: Vec<Beat> = Vec::new();
+    for _ in 0..100 {
+        for leases in [1, 2] {
+            let held = d.claim(leases).await;
+            let mut beat = held[0].beat();
+            beat.leases = held.iter().map(Held::token).collect();
+            beats.push(beat);
+        }
+    }
+    let singles = || {
+        let names = beats.iter().filter(|beat| beat.leases.len() == 1);
+        let names = names.map(|beat| {
+            let grant = beat.grant.get().to_be_bytes();
+            [&grant[..], beat.nonce.as_bytes()].concat()
+        });
+        let held = held_of(&server);
+        names.map(|name| held[&name].clone()).collect::<Vec<_>>()
+    };
+    let mut rng = fastrand::Rng::with_seed(11);
+    let renew = async |beats: &[Beat]| {
+        d.advance(TERM / 3).await;
+        d.store().renew(beats.to_vec()).await.unwrap()
+    };
+    let is_held = |renewal: &Renewal| matches!(renewal, Renewal::Held { .. });
+    assert!(renew(&beats).await.iter().all(is_held));
+    let (formed, written) = (rounds(&server), singles());
+    assert!((2..8).contains(&formed), "{formed} rounds");
+    assert_eq!(server.server.tell::<usize>(&["ZCARD", ENDS]), formed);
+    let mut shuffled = beats.clone();
+    for _ in 0..3 {
+        rng.shuffle(&mut shuffled);
+        assert!(renew(&shuffled).await.iter().all(is_held));
+        assert_eq!(rounds(&server), formed);
+        // As a whole: nothing is written of any single.
+        assert_eq!(singles(), written);
+    }
+    // One nonce is wrong, wherever it stands.
+    let forged = shuffled[137].grant;
+    shuffled[137].nonce = Nonce::draw().unwrap();
+    rng.shuffle(&mut shuffled);
+    for (beat, renewal) in shuffled.iter().zip(renew(&shuffled).await) {
+        assert_eq!(renewal == Renewal::Fenced, beat.grant == forged);
+    }
+}

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use leasehold::clock::ManualClock;
 use leasehold::job::{JobState, Namespace};
+use leasehold::lease::Progress;
 use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 use leasehold::store::{
     Beat, Command, LeaseSelect, Outcome, RedisOptions, RedisStore, Renewal, Select,
@@ -217,6 +218,26 @@ async fn ten_thousand_singles_are_renewed() {
         assert!((35..55).contains(&shared), "{shared} entries");
     }
     assert_eq!(world.d.ledger().await.live, 10_000);
+}
+
+/// Beats that show progress are looked at one by one, and go in shorter steps.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_thousand_beats_show_progress() {
+    let world = World::new(false).await;
+    let held = world.hold(1_000, 1).await;
+    let shows = |held: &Held| {
+        let mut beat = held.beat();
+        beat.progress = vec![(held.token(), Progress::default())];
+        beat
+    };
+    let beats = held.iter().map(shows).collect();
+    let (renewals, spent) = world.spending(world.d.store().renew(beats)).await;
+    let is_held = |renewal: &Renewal| matches!(renewal, Renewal::Held { .. });
+    assert!(renewals.unwrap().iter().all(is_held));
+    world
+        .assert_short("1,000 beats that show progress", &spent, 20)
+        .await;
 }
 
 #[tokio::test]

@@ -74,6 +74,43 @@ async fn a_partition_that_forgot_refuses_the_repeat() {
     assert_eq!(d.ledger().await.enqueued, 2);
 }
 
+/// A handle knows which of its requests is the last of its lane; a partition knows it for itself.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_partition_that_has_answered_a_later_request_refuses() {
+    let server = Standalone::start(&[]);
+    let d = driver(options(&server, "a").index(true)).await;
+    let held = d.held(job()).await;
+    let memory: Vec<String> = server.server.tell(&["KEYS", "{a:default:0}:s:*"]);
+    // Sequence number 99 of the first lane, some verb, the first step.
+    let (lane, later) = ("\0".repeat(4), format!("c{}", "\0".repeat(10)));
+    server
+        .server
+        .tell::<()>(&["HSET", &memory[0], &lane, &later]);
+    let refused = [
+        d.store()
+            .settle(d.settle_request(vec![(&held, complete())]))
+            .await
+            .map(drop),
+        d.try_enqueue(vec![job()]).await.map(drop),
+    ];
+    for refused in refused {
+        let error = refused.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::SessionLost, "{error}");
+    }
+    // Settlements may have gone with a claim: its repeat is certain to have done nothing.
+    let alone = d.claim_request(1);
+    let mut with_riders = d.claim_request(1);
+    with_riders.request = d.request_on(7);
+    with_riders.settle = Some(d.settle_request(vec![(&held, complete())]));
+    for request in [alone, with_riders] {
+        d.store().claim(request.clone()).await.unwrap_err();
+        let error = d.store().claim(request).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::SessionLost, "{error}");
+    }
+    assert_eq!(d.ledger().await.live, 1);
+}
+
 /// Two queues lie in two partitions: what one of them refuses, the other may have carried out.
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
@@ -538,6 +575,34 @@ async fn a_partition_that_is_not_there_is_in_nobodys_way() {
     let again = d.claim_as(request).await;
     assert_eq!(again.next_deadline, first.next_deadline);
     assert_eq!(again.grants, first.grants);
+    // Also of those where it did not have to look for anything.
+    for _ in 0..3 {
+        d.settled(&d.held(job()).await, complete()).await;
+        d.enqueue(job()).await;
+        let request = d.claim_request(1);
+        let first = d.claim_as(request.clone()).await;
+        assert_eq!(d.claim_as(request).await.grants, first.grants);
+        d.settled(&Held::all(&first)[0], complete()).await;
+    }
+}
+
+/// Claims of a lane take turns at the partitions, and so do those of neighbouring lanes: none is always
+/// the last to be asked.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn claims_take_turns_at_the_partitions() {
+    let server = Standalone::start(&[]);
+    let d = driver(options(&server, "a").partitions(4)).await;
+    d.enqueue_many(400).await;
+    for lanes in [[8; 4], [20, 21, 22, 23]] {
+        let mut asked = HashSet::new();
+        for lane in lanes {
+            let mut request = d.claim_request(1);
+            request.request = d.request_on(lane);
+            asked.insert(d.claim_as(request).await.grants[0].partition);
+        }
+        assert_eq!(asked.len(), 4, "lanes {lanes:?}");
+    }
 }
 
 /// A queue whose tokens are ahead of the clock is passed over, if another one has something to give.
@@ -575,6 +640,25 @@ async fn a_queue_that_is_ahead_stops_no_other() {
             .collect();
         assert_eq!(queues, ["other"]);
     }
+}
+
+/// A claim that finds no token has not been answered: the one before it is the last of its lane, and can be
+/// repeated.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_claim_that_finds_no_token_leaves_its_lane_as_it_was() {
+    let server = Standalone::start(&[]);
+    let d = driver(options(&server, "a")).await;
+    // A new issuer starts above the clock of that time.
+    d.settled(&d.held(job()).await, complete()).await;
+    d.enqueue_many(2).await;
+    d.advance(Duration::from_secs(9)).await;
+    let request = d.claim_request(1);
+    let first = d.claim_as(request.clone()).await;
+    d.set_back(Duration::from_secs(1)).await;
+    let refused = d.store().claim(d.claim_request(1)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::TokensAhead);
+    assert_eq!(d.claim_as(request).await.grants, first.grants);
 }
 
 /// The jobs that were claimed, in the order of each partition.

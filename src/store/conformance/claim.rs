@@ -359,6 +359,32 @@ pub async fn tells_what_comes_next(d: &Driver) {
     );
 }
 
+/// Of several queues it tells what comes first in any of them.
+pub async fn tells_what_comes_first_of_several_queues(d: &Driver) {
+    let from = |names: [&str; 2]| {
+        let mut request = d.claim_request(1);
+        let first = request.queues[0].clone();
+        let named = names.iter().map(|name| ClaimQueue {
+            queue: queue_named(name),
+            ..first.clone()
+        });
+        request.queues = named.collect();
+        request
+    };
+    for (name, delay) in [("a", 30), ("b", 50)] {
+        let new = job().queue(name).expect("a name");
+        d.enqueue_all(vec![new.clone(), new.delay(secs(delay))])
+            .await;
+        d.claim_as(from([name, name])).await;
+        d.advance(secs(10)).await;
+    }
+    for names in [["a", "b"], ["b", "a"]] {
+        let claimed = d.claim_as(from(names)).await;
+        assert_eq!(claimed.next_due, Some(secs(10)), "{names:?}");
+        assert_eq!(claimed.next_deadline, Some(TERM - secs(20)), "{names:?}");
+    }
+}
+
 /// A suspect is granted only if the claim admits one.
 pub async fn suspects_are_granted_on_request_only(d: &Driver) {
     let suspect = suspect(d).await;
@@ -378,6 +404,39 @@ pub async fn a_claim_gets_one_suspect(d: &Driver) {
     assert_eq!(held.iter().filter(|h| h.job.is_suspect()).count(), 1);
     assert_eq!(held.len(), 2);
     assert_eq!(held[1].id(), plain);
+}
+
+/// One suspect at most is that of all queues of a claim, wherever it is.
+pub async fn one_suspect_of_several_queues(d: &Driver) {
+    let of = |name: &str| job().queue(name).expect("a name");
+    let from = |names: &[&str]| {
+        let mut request = d.claim_request(9);
+        let first = request.queues[0].clone();
+        let named = names.iter().map(|name| ClaimQueue {
+            queue: queue_named(name),
+            ..first.clone()
+        });
+        request.queues = named.collect();
+        request
+    };
+    for name in ["a", "b"] {
+        d.enqueue(of(name)).await;
+        for _ in 0..2 {
+            let held = Held::all(&d.claim_as(from(&[name])).await);
+            assert_eq!(d.renew(held[0].lapse()).await, Renewal::Fenced);
+        }
+    }
+    d.enqueue(of("c")).await;
+    let mut suspects: Vec<Vec<_>> = Vec::new();
+    for names in [["a", "b"], ["c", "b"]] {
+        let mut request = from(&names);
+        request.admit_suspect = true;
+        let held = Held::all(&d.claim_as(request).await);
+        let held = held.iter().filter(|held| held.job.is_suspect());
+        suspects.push(held.map(|held| held.receipt.queue().clone()).collect());
+    }
+    let one = |name: &str| vec![queue_named(name)];
+    assert_eq!(suspects, [one("a"), one("b")]);
 }
 
 /// Suspects are served first within their priority, and not before a better one.
@@ -494,6 +553,98 @@ pub async fn settlements_ride_along(d: &Driver) {
     let claimed = d.claim_as(request).await;
     assert_eq!(claimed.settled, [HELD, Verdict::Fenced]);
     assert_eq!(Held::all(&claimed)[0].id(), parked);
+}
+
+/// Settlements ride along wherever their leases are: with another queue's claim, of several queues at
+/// once, with a claim that finds no queue; and under whatever session.
+pub async fn settlements_of_other_queues_ride_along(d: &Driver) {
+    let of = |name: &str| job().queue(name).expect("a name").retention(secs(60));
+    let from = |name: &str| {
+        let mut request = d.claim_request(3);
+        request.queues[0].queue = queue_named(name);
+        request
+    };
+    d.enqueue_all([vec![of("a"); 3], vec![of("b"); 3]].concat())
+        .await;
+    let a = Held::all(&d.claim_as(from("a")).await);
+    let b = Held::all(&d.claim_as(from("b")).await);
+    let mut nowhere = b[0].clone();
+    nowhere.receipt.queue = queue_named("nowhere");
+    let (fenced, other) = (Verdict::Fenced, d.other().await);
+    // The queue knows both sessions.
+    let mut request = from("b");
+    request.request = other.request();
+    d.claim_as(request).await;
+    for (name, by, riders, verdicts) in [
+        ("b", d, vec![&a[0]], vec![HELD]),
+        ("a", d, vec![&b[0], &a[1]], vec![HELD, HELD]),
+        ("b", d, vec![&nowhere, &b[1]], vec![fenced, HELD]),
+        ("nowhere", d, vec![&a[2], &nowhere], vec![HELD, fenced]),
+        ("b", &other, vec![&b[2]], vec![HELD]),
+    ] {
+        let riders = riders.into_iter().map(|held| (held, complete()));
+        let mut settle = d.settle_request(riders.collect());
+        settle.request = by.request_on(7);
+        let mut request = from(name);
+        request.settle = Some(settle);
+        assert_eq!(d.claim_as(request).await.settled, verdicts, "{name}");
+    }
+    for held in a.iter().chain(&b) {
+        assert_eq!(d.state(held.id()).await, Some(JobState::Completed));
+    }
+}
+
+/// Many settlements ride along, however they end; a repeat tells the same of all of them.
+pub async fn many_settlements_ride_along(d: &Driver) {
+    const MANY: usize = 120;
+    for (at, outcome) in [complete(), surrender(), bury()].into_iter().enumerate() {
+        let name = format!("queue-{at}");
+        let from = |max: usize| {
+            let mut request = d.claim_request(max);
+            request.queues[0].queue = queue_named(&name);
+            request
+        };
+        let new = job().queue(&name).expect("a name");
+        let keyed = new.clone().exclusive("k").expect("a key");
+        d.enqueue_all([vec![new; MANY - 1], vec![keyed; 2]].concat())
+            .await;
+        let held = Held::all(&d.claim_as(from(MANY)).await);
+        assert_eq!(held.len(), MANY);
+        let ends = held.iter().map(|held| (held, outcome.clone()));
+        let mut settle = d.settle_request(ends.collect());
+        settle.request = d.request_on(7);
+        let mut request = from(MANY);
+        request.settle = Some(settle);
+        for _ in 0..2 {
+            let claimed = d.claim_as(request.clone()).await;
+            assert_eq!(claimed.settled, vec![HELD; MANY], "{outcome:?}");
+            // What ends frees its key before the claim looks for jobs.
+            let back = if outcome == surrender() { MANY } else { 1 };
+            assert_eq!(Held::all(&claimed).len(), back, "{outcome:?}");
+        }
+    }
+}
+
+/// Settlements do not ride under a request that a later one of its lane has overtaken, wherever that went.
+pub async fn overtaken_settlements_do_not_ride(d: &Driver) {
+    let held = d.held(job()).await;
+    d.enqueue(job().queue("other").expect("a name")).await;
+    let mut request = d.claim_request(1);
+    request.queues[0].queue = queue_named("other");
+    let other = Held::all(&d.claim_as(request).await);
+    let under = |held: &Held, id| {
+        let mut settle = d.settle_request(vec![(held, complete())]);
+        settle.request = id;
+        settle
+    };
+    let (old, new) = (d.request_on(7), d.request_on(7));
+    let settled = d.store().settle(under(&other[0], new)).await;
+    assert_eq!(settled.expect("settle"), [HELD]);
+    let mut request = d.claim_request(1);
+    request.settle = Some(under(&held, old));
+    let error = d.store().claim(request).await.expect_err("an old request");
+    assert_eq!(error.kind(), ErrorKind::SessionLost, "{error}");
+    d.settled(&held, complete()).await;
 }
 
 /// A claim that is refused does not take back the settlements that rode with it.
@@ -786,6 +937,48 @@ pub async fn tokens_grow_across_queues(d: &Driver) {
     let last = claim("a").await;
     d.set_back(instant * 19_999).await;
     assert_eq!(claim("b").await, last + 1);
+}
+
+/// A claim takes jobs until its bytes are used up, from all its queues together, and each grant is full
+/// to the byte.
+pub async fn bytes_are_counted_to_the_last(d: &Driver) {
+    let of = |name: &str| job().queue(name).expect("a name");
+    let big = |name: &str| {
+        let mut big = of(name);
+        big.payload = vec![1; limits::PAYLOAD_BYTES].into();
+        big
+    };
+    // Sixteen make a grant, and sixty-four a call.
+    d.enqueue_all(vec![big("a"); 60]).await;
+    let rest = [vec![big("b"); 4], vec![of("b"); 2]].concat();
+    let rest = d.enqueue_all(rest).await;
+    let claim = async || {
+        let mut request = d.claim_request(limits::GRANT_LEASES);
+        let wanted = |name: &str| ClaimQueue {
+            queue: queue_named(name),
+            ..request.queues[0].clone()
+        };
+        request.queues = vec![wanted("a"), wanted("b")];
+        d.claim_as(request).await
+    };
+    let claimed = claim().await;
+    let leases: Vec<_> = claimed
+        .grants
+        .iter()
+        .map(|grant| grant.leases.len())
+        .collect();
+    assert_eq!(leases, [16, 16, 16, 12, 4]);
+    let left: Vec<_> = Held::all(&claim().await).iter().map(Held::id).collect();
+    assert_eq!(left, rest[4..]);
+}
+
+/// A suspect that was cancelled while it was first in line takes nothing from the one behind it.
+pub async fn a_suspect_that_is_gone_is_in_nobodys_way(d: &Driver) {
+    let behind = suspect(d).await;
+    // What expires goes to the front.
+    let gone = suspect(d).await;
+    d.control(Command::Cancel(Select::Job(gone.id()))).await;
+    assert_eq!(d.claim_one().await.id(), behind.id());
 }
 
 /// A job that has expired twice, ready again.

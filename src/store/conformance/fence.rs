@@ -188,6 +188,15 @@ pub async fn a_receipt_of_nowhere_is_fenced(d: &Driver) {
         .await;
 }
 
+/// A receipt for a partition that is not there.
+pub async fn a_receipt_of_no_partition_is_fenced(d: &Driver) {
+    let held = d.held(job()).await;
+    let mut elsewhere = held.clone();
+    elsewhere.receipt.partition = 9;
+    is_fenced(d, &elsewhere).await;
+    d.settled(&held, complete()).await;
+}
+
 /// The zombie of one job cannot touch its exclusive key or its unique key.
 pub async fn a_zombie_frees_no_key(d: &Driver) {
     let new = job()

@@ -53,12 +53,17 @@ macro_rules! __conformance_cases {
                 grants_are_at_most_four_mebibytes
                 histories_weigh_too
                 tells_what_comes_next
+                tells_what_comes_first_of_several_queues
                 suspects_are_granted_on_request_only
                 a_claim_gets_one_suspect
+                one_suspect_of_several_queues
                 suspects_are_first_within_their_priority
                 a_suspect_stays_one
                 limits_are_checked
                 settlements_ride_along
+                settlements_of_other_queues_ride_along
+                many_settlements_ride_along
+                overtaken_settlements_do_not_ride
                 a_refused_claim_keeps_its_settlements
                 no_job_goes_to_two_claimers
                 a_surrenders_mark_raises_the_floor
@@ -72,6 +77,8 @@ macro_rules! __conformance_cases {
                 siblings_of_a_late_rider_expire
                 as_many_tokens_as_fit
                 tokens_grow_across_queues
+                bytes_are_counted_to_the_last
+                a_suspect_that_is_gone_is_in_nobodys_way
             }
             renew {
                 grants_a_term_from_now
@@ -100,6 +107,7 @@ macro_rules! __conformance_cases {
                 a_cancelled_job_lapses_into_cancelled
                 refused_leases_are_counted
                 a_lapsed_lease_is_gone_for_the_next_beat
+                any_leases_of_a_grant
             }
             fence {
                 after_expiry
@@ -109,6 +117,7 @@ macro_rules! __conformance_cases {
                 a_guessed_receipt_is_fenced
                 a_mixed_receipt_is_fenced
                 a_receipt_of_nowhere_is_fenced
+                a_receipt_of_no_partition_is_fenced
                 a_zombie_frees_no_key
                 a_zombie_saves_no_checkpoint
                 a_receipt_survives_its_text
@@ -263,6 +272,7 @@ macro_rules! __conformance_cases {
                 enqueue_stores_once
                 enqueue_does_not_revive
                 claim_grants_once
+                claim_tells_what_comes_next
                 claim_lists_the_living
                 claim_brings_what_was_saved
                 claim_lists_nothing_overdue
@@ -281,6 +291,7 @@ macro_rules! __conformance_cases {
                 an_unopened_session_is_refused
                 an_idle_session_is_refused
                 a_reap_of_nothing_keeps_its_session
+                a_call_to_nowhere_keeps_its_session
                 a_repeat_after_the_end_is_refused
                 sessions_are_never_reused
                 lanes_are_independent

@@ -469,3 +469,26 @@ pub async fn a_lapsed_lease_is_gone_for_the_next_beat(d: &Driver) {
     let ledger = d.ledger().await;
     assert_eq!((ledger.expired_stalled, ledger.fenced), (1, 2));
 }
+
+/// A beat may name any leases of its grant, in any order: it hears of those, and of no others.
+pub async fn any_leases_of_a_grant(d: &Driver) {
+    d.enqueue_many(4).await;
+    let held = d.claim(4).await;
+    d.settled(&held[1], complete()).await;
+    let named = |places: &[usize]| {
+        let mut beat = held[0].beat();
+        beat.leases = places.iter().map(|at| held[*at].token()).collect();
+        beat
+    };
+    let fenced = |places: &[usize]| Renewal::Held {
+        granted: TERM,
+        cancel: Vec::new(),
+        fenced: places.iter().map(|at| held[*at].token()).collect(),
+    };
+    assert_eq!(d.renew(named(&[0, 2])).await, fenced(&[]));
+    assert_eq!(d.renew(named(&[3, 0])).await, fenced(&[]));
+    assert_eq!(d.renew(named(&[2, 1, 3])).await, fenced(&[1]));
+    d.settled(&held[2], complete()).await;
+    assert_eq!(d.renew(named(&[0, 2])).await, fenced(&[2]));
+    assert_eq!(d.renew(named(&[0, 3])).await, fenced(&[]));
+}

@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use super::driver::{Driver, HELD, Held, TERM, complete, job, queue, queue_named, retry, secs};
 use crate::error::{Error, ErrorKind};
 use crate::job::JobState;
+use crate::lease::Verdict;
 use crate::store::{
     Checkpoint, CheckpointRequest, Checkpointed, Command, Enqueued, LeaseSelect, PruneRequest,
     ReapRequest, RequestId, SESSION_IDLE, Select, SessionId,
@@ -35,6 +38,27 @@ pub async fn enqueue_does_not_revive(d: &Driver) {
     other.settled(&held, complete()).await;
     assert_eq!(d.store().enqueue(request).await.expect("enqueue"), first);
     assert_eq!(d.queue().await.counts.ready, 0);
+}
+
+/// A repeated claim tells what comes next in all of its queues, also where it has not been.
+pub async fn claim_tells_what_comes_next(d: &Driver) {
+    let of = |name: &str| job().queue(name).expect("a name");
+    d.enqueue_all(vec![of("a"), of("b"), of("b").delay(secs(50))])
+        .await;
+    let mut request = d.claim_request(1);
+    request.queues[0].queue = queue_named("b");
+    d.claim_as(request).await;
+    d.advance(secs(20)).await;
+    let mut request = d.claim_request(1);
+    request.queues[0].queue = queue_named("a");
+    let mut last = request.queues[0].clone();
+    last.queue = queue_named("b");
+    request.queues.push(last);
+    d.claim_as(request.clone()).await;
+    let again = d.claim_as(request).await;
+    assert_eq!(again.grants.len(), 1);
+    assert_eq!(again.next_due, Some(secs(30)));
+    assert_eq!(again.next_deadline, Some(TERM - secs(20)));
 }
 
 /// A repeated claim grants nothing more, and lists the same leases.
@@ -356,6 +380,47 @@ pub async fn a_reap_of_nothing_keeps_its_session(d: &Driver) {
     let request = d.request();
     let late = d.store().reap(ReapRequest { request, max: 1 }).await;
     assert!(is_lost(late));
+}
+
+/// A call that has nowhere to go is a call: it keeps its session, and is refused when that is over.
+pub async fn a_call_to_nowhere_keeps_its_session(d: &Driver) {
+    let mut held = d.held(job()).await;
+    held.receipt.queue = queue_named("nowhere");
+    let claim = async || {
+        let mut request = d.claim_request(1);
+        request.queues[0].queue = queue_named("nowhere");
+        d.store().claim(request).await
+    };
+    let settle = async || {
+        let request = d.settle_request(vec![(&held, complete())]);
+        d.store().settle(request).await
+    };
+    let checkpoint = async || {
+        let request = CheckpointRequest {
+            request: d.request(),
+            checkpoints: vec![Checkpoint {
+                receipt: held.receipt.clone(),
+                seq: 1,
+                bytes: Bytes::from_static(b"state"),
+            }],
+        };
+        d.store().checkpoint(request).await
+    };
+    d.advance(SESSION_IDLE).await;
+    assert!(claim().await.expect("claim").grants.is_empty());
+    d.advance(SESSION_IDLE).await;
+    assert_eq!(settle().await.expect("settle"), [Verdict::Fenced]);
+    d.advance(SESSION_IDLE).await;
+    assert_eq!(
+        checkpoint().await.expect("checkpoint"),
+        [Checkpointed::Fenced]
+    );
+    d.advance(SESSION_IDLE).await;
+    d.enqueue(job()).await;
+    d.advance(SESSION_IDLE + secs(1)).await;
+    assert!(is_lost(claim().await));
+    assert!(is_lost(settle().await));
+    assert!(is_lost(checkpoint().await));
 }
 
 /// A repeat after the session's end is refused, not applied a second time.

@@ -394,3 +394,34 @@ fn read_grant(
         leases: leases.collect::<Result<_>>()?,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::queue::Queue;
+    use super::*;
+    use crate::job::{Namespace, QueueName};
+
+    #[test]
+    fn a_grant_of_more_than_its_term_or_of_other_jobs_is_not_believed() {
+        let queue = Queue::new(&Namespace::default(), &QueueName::default(), 1, false);
+        let partition = Partition { queue, number: 0 };
+        let term = Duration::from_secs(60);
+        let read = |granted: Duration, places: usize| {
+            let mut out = Out::default();
+            out.raw(&7_u64.to_be_bytes()).micros(granted).u64(1);
+            out.raw(&exact(term)).u16(places);
+            for place in 0..places {
+                out.u16(place);
+            }
+            let mut body = In::new(out.text(&[]).0.clone().into());
+            let nonce = Nonce::from_bytes([2; 16]);
+            read_grant(&mut body, &partition, nonce, &mut Kinds::default())
+        };
+        assert_eq!(read(term, 0).unwrap().granted, term);
+        let longer = term + Duration::from_micros(1);
+        for (granted, places) in [(longer, 0), (term, 1), (longer, 1)] {
+            let error = read(granted, places).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{granted:?} {places}");
+        }
+    }
+}

@@ -46,14 +46,7 @@ impl RedisStore {
             let (mut plain, others): (Vec<usize>, Vec<usize>) = places
                 .into_iter()
                 .partition(|at| once && is_here && plain_run(&beats[*at]).is_some());
-            // A round is found by the first of its tokens, and one of singles is renewed as a whole.
-            let is_single = |at: usize| beats[at].leases.len() == 1;
-            plain.sort_unstable_by_key(|at| (is_single(*at), beats[*at].grant));
-            let goes_on = |at: &usize, next: &usize| {
-                is_single(*at) == is_single(*next) && !is_first(beats[*next].grant)
-            };
-            let chunks = plain.chunk_by(goes_on);
-            for chunk in chunks.flat_map(|chunk| chunk.chunks(CHUNK)) {
+            for chunk in plain_chunks(beats, &mut plain) {
                 let [mut names, mut runs] = [Out::default(), Out::default()];
                 for (beat, run) in chunk
                     .iter()
@@ -100,6 +93,21 @@ impl RedisStore {
         }
         Ok(())
     }
+}
+
+/// Plain beats as they are sent. A round is found by the first of its tokens, and one of singles is renewed
+/// as a whole.
+fn plain_chunks<'a>(
+    beats: &'a [Beat],
+    plain: &'a mut [usize],
+) -> impl Iterator<Item = &'a [usize]> {
+    let is_single = |at: usize| beats[at].leases.len() == 1;
+    plain.sort_unstable_by_key(|at| (is_single(*at), beats[*at].grant));
+    let goes_on = move |at: &usize, next: &usize| {
+        is_single(*at) == is_single(*next) && !is_first(beats[*next].grant)
+    };
+    let chunks = plain.chunk_by(goes_on);
+    chunks.flat_map(|chunk| chunk.chunks(CHUNK))
 }
 
 fn is_first(grant: FencingToken) -> bool {
@@ -194,6 +202,52 @@ fn read_renewal(body: &mut In, beat: &Beat) -> Result<Renewal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lease::Nonce;
+
+    fn beat(grant: u64, leases: u64) -> Beat {
+        let tokens = (0..leases).map(|at| FencingToken::new(grant + at));
+        Beat {
+            queue: QueueName::default(),
+            partition: 0,
+            grant: FencingToken::new(grant),
+            nonce: Nonce::draw().unwrap(),
+            leases: tokens.collect(),
+            lapse: Vec::new(),
+            progress: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn chunks_begin_where_their_tokens_say_in_whatever_order_beats_come() {
+        let mut rng = fastrand::Rng::with_seed(7);
+        let mut beats: Vec<Beat> = (0..3_000).map(|n| beat(10 * n + 1, 1 + n % 2)).collect();
+        rng.shuffle(&mut beats);
+        let mut plain: Vec<usize> = (0..beats.len()).collect();
+        let chunks: Vec<Vec<&Beat>> = plain_chunks(&beats, &mut plain)
+            .map(|chunk| chunk.iter().map(|at| &beats[*at]).collect())
+            .collect();
+        let key = |beat: &&Beat| (beat.leases.len() == 1, beat.grant);
+        assert!(chunks.concat().is_sorted_by_key(key));
+        assert_eq!(chunks.concat().len(), beats.len());
+        for pair in chunks.windows(2) {
+            let (before, chunk) = (&pair[0], &pair[1]);
+            let is_other = key(&before[0]).0 != key(&chunk[0]).0;
+            assert!(is_other || is_first(chunk[0].grant) || before.len() == CHUNK);
+        }
+        for chunk in chunks {
+            assert!(!chunk[1..].iter().any(|beat| is_first(beat.grant)));
+            assert!(chunk.iter().all(|beat| key(beat).0 == key(&chunk[0]).0));
+        }
+    }
+
+    #[test]
+    fn chunks_are_short_where_no_token_begins_one() {
+        let tokens = (1..).filter(|token| !is_first(FencingToken::new(*token)));
+        let beats: Vec<Beat> = tokens.take(600).map(|token| beat(token, 1)).collect();
+        let mut plain: Vec<usize> = (0..beats.len()).collect();
+        let lengths: Vec<usize> = plain_chunks(&beats, &mut plain).map(<[_]>::len).collect();
+        assert_eq!(lengths, [CHUNK, CHUNK, 600 - 2 * CHUNK]);
+    }
 
     #[test]
     fn chunks_are_neither_long_nor_many_however_tokens_follow_each_other() {

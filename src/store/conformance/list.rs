@@ -22,6 +22,7 @@ macro_rules! __conformance_cases {
                 bytes_over_the_limit_are_refused
                 names_and_keys_are_checked
                 an_id_is_free_once_its_job_is_gone
+                an_id_that_is_there_is_a_duplicate
             }
             claim {
                 serves_in_order_of_arrival
@@ -72,6 +73,8 @@ macro_rules! __conformance_cases {
                 siblings_of_a_late_rider_expire
                 as_many_tokens_as_fit
                 tokens_grow_across_queues
+                tells_nothing_of_other_queues
+                the_moment_itself_counts
             }
             renew {
                 grants_a_term_from_now
@@ -99,6 +102,8 @@ macro_rules! __conformance_cases {
                 a_cancelled_job_lapses_into_cancelled
                 refused_leases_are_counted
                 a_lapsed_lease_is_gone_for_the_next_beat
+                fenced_progress_is_not_kept
+                each_grant_of_a_call_is_its_own
             }
             fence {
                 after_expiry
@@ -115,6 +120,7 @@ macro_rules! __conformance_cases {
                 a_forged_proof_beside_good_ones
                 a_mixed_receipt_beside_good_ones
                 a_proof_is_of_one_claim
+                a_token_beside_its_grant_is_fenced
             }
             settle {
                 complete_deletes_without_retention

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use leasehold::clock::{ManualClock, SystemClock};
 use leasehold::inspect;
-use leasehold::job::QueueName;
+use leasehold::job::{JobState, QueueName};
+use leasehold::lease::Lease;
 use leasehold::store::{
-    Beat, Checkpoint, CheckpointRequest, Checkpointed, ClaimQueue, Command, ControlRequest,
+    Checkpoint, CheckpointRequest, Checkpointed, ClaimQueue, Command, ControlRequest,
     EnqueueRequest, LeaseSelect, Outcome, PostgresStore, ReapRequest, Renewal, RequestId,
     SettleRequest, Settlement,
 };
@@ -14,7 +15,7 @@ use leasehold::{ErrorKind, FencingToken, JobId, Store};
 use tokio_postgres::Client;
 
 use crate::server::{Server, shared};
-use crate::{Caller, answered, complete, job};
+use crate::{Caller, answered, beat, complete, job};
 
 const TERM: Duration = Duration::from_secs(60);
 
@@ -26,7 +27,8 @@ async fn a_call_gives_up_in_time_and_its_repeat_counts_once() {
     let store = PostgresStore::with(server.config(), options).await.unwrap();
     let mut caller = Caller::new(store).await;
     caller.enqueue(1).await;
-    let held = caller.claim_one(TERM).await.unwrap();
+    let grant = caller.claim(1, TERM).await.remove(0);
+    let (held, beat) = (grant.receipt(&grant.leases[0]), beat(&grant));
     let mut db = server.client().await;
     let tx = db.transaction().await.unwrap();
     let tables = "LOCK TABLE leasehold.ready, leasehold.grants, leasehold.queues";
@@ -43,6 +45,8 @@ async fn a_call_gives_up_in_time_and_its_repeat_counts_once() {
         settlements: vec![complete(held)],
     };
     let error = caller.store.settle(settle.clone()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Contended, "{error:?}");
+    let error = caller.store.renew(vec![beat]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Contended, "{error:?}");
     tx.rollback().await.unwrap();
 
@@ -263,18 +267,7 @@ async fn a_lease_that_ends_meanwhile_is_fenced() {
                 store.settle(request).await.unwrap()[0].is_fenced()
             };
             match call {
-                "renew" => {
-                    let beat = Beat {
-                        queue: grant.queue.clone(),
-                        partition: grant.partition,
-                        grant: grant.id,
-                        nonce: grant.nonce,
-                        leases: vec![grant.leases[0].token],
-                        lapse: Vec::new(),
-                        progress: Vec::new(),
-                    };
-                    store.renew(vec![beat]).await.unwrap() == [Renewal::Fenced]
-                }
+                "renew" => store.renew(vec![beat(&grant)]).await.unwrap() == [Renewal::Fenced],
                 "complete" => settle(Outcome::Complete { result: None }).await,
                 "bury" => {
                     let reason = "no more".to_owned();
@@ -376,4 +369,72 @@ async fn a_claim_and_its_riders_are_remembered_in_the_transaction_that_carries_t
     assert_eq!(transactions.len(), 3);
     transactions.dedup();
     assert_eq!(transactions.len(), 1, "{transactions:?}");
+}
+
+/// A call that waits for a grant reads its records when it has it: the one it waited for may have dropped
+/// those of ended leases.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_record_is_found_after_a_compaction() {
+    let server = Server::start(&["fsync=off"]);
+    let mut caller = Caller::new(server.store(SystemClock).await).await;
+    let mut other = Caller::new(caller.store.clone()).await;
+    let jobs = (0..4).map(|n| {
+        let mut new = job();
+        new.payload = format!("\"{}\"", "x".repeat(100 * n)).into();
+        (JobId::generate(), new)
+    });
+    let enqueue = EnqueueRequest {
+        request: caller.request(),
+        jobs: jobs.collect::<Vec<_>>().into(),
+    };
+    caller.store.enqueue(enqueue.clone()).await.unwrap();
+    let grant = caller.claim(4, TERM).await.remove(0);
+    let bury = |caller: &mut Caller, leases: &[Lease]| {
+        let settlements = leases.iter().map(|lease| Settlement {
+            receipt: grant.receipt(lease),
+            outcome: Outcome::Bury {
+                reason: "no more".into(),
+            },
+        });
+        let settle = SettleRequest {
+            request: caller.request(),
+            settlements: settlements.collect(),
+        };
+        let store = caller.store.clone();
+        tokio::spawn(async move { store.settle(settle).await })
+    };
+    let mut db = server.client().await;
+    let observer = server.client().await;
+    let tx = db.transaction().await.unwrap();
+    let take = "SELECT FROM leasehold.grants FOR UPDATE";
+    tx.batch_execute(take).await.unwrap();
+    let waiting = async |calls: i64| {
+        let count = "SELECT count(*) FROM pg_locks WHERE NOT granted";
+        while observer
+            .query_one(count, &[])
+            .await
+            .unwrap()
+            .get::<_, i64>(0)
+            < calls
+        {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let most = bury(&mut caller, &grant.leases[..3]);
+    waiting(1).await;
+    let last = bury(&mut other, &grant.leases[3..]);
+    waiting(2).await;
+    tx.commit().await.unwrap();
+    for settled in [most, last] {
+        let verdicts = settled.await.unwrap().unwrap();
+        assert!(verdicts.iter().all(|verdict| verdict.is_held()));
+    }
+    for (id, new) in enqueue.jobs.iter() {
+        let view = inspect::job(&caller.store, *id).await.unwrap().unwrap();
+        assert_eq!(
+            (view.state, &view.job.payload),
+            (JobState::Dead, &new.payload)
+        );
+    }
 }

@@ -25,6 +25,7 @@ mod locks;
 mod moving;
 #[path = "../support/paying.rs"]
 mod paying;
+mod plain;
 mod pooler;
 mod prune;
 #[path = "../support/postgres.rs"]
@@ -40,7 +41,7 @@ use std::time::Duration;
 use leasehold::job::{Kind, QueueName};
 use leasehold::lease::{Grant, Nonce};
 use leasehold::store::{
-    ClaimQueue, ClaimRequest, EnqueueRequest, Enqueued, Outcome, PostgresStore, RequestId,
+    Beat, ClaimQueue, ClaimRequest, EnqueueRequest, Enqueued, Outcome, PostgresStore, RequestId,
     SessionId, Settlement,
 };
 use leasehold::{JobId, NewJob, Receipt, Store};
@@ -60,6 +61,19 @@ pub(crate) fn complete(receipt: Receipt) -> Settlement {
     Settlement {
         receipt,
         outcome: Outcome::Complete { result: None },
+    }
+}
+
+/// A beat for all leases of a grant.
+pub(crate) fn beat(grant: &Grant) -> Beat {
+    Beat {
+        queue: grant.queue.clone(),
+        partition: grant.partition,
+        grant: grant.id,
+        nonce: grant.nonce,
+        leases: grant.leases.iter().map(|lease| lease.token).collect(),
+        lapse: Vec::new(),
+        progress: Vec::new(),
     }
 }
 

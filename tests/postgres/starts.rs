@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use leasehold::job::QueueName;
+use leasehold::clock::ManualClock;
+use leasehold::job::{JobState, QueueName};
 use leasehold::store::{
     EnqueueRequest, Outcome, PostgresOptions, PostgresStore, SettleRequest, Settlement,
 };
-use leasehold::{JobId, Receipt, Store};
+use leasehold::{JobId, NewJob, Receipt, Store, inspect};
 use tokio_postgres::Client;
 
 use crate::server::Server;
@@ -367,4 +368,145 @@ async fn nothing_is_stranded_whatever_commits_when() {
         }
     }
     panic!("the test sees nothing");
+}
+
+/// Whatever is known of the starts, the key of the table is the order of service.
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn starts_change_no_order() {
+    let server = Server::start(&["fsync=off", "autovacuum=off"]);
+    for twice in [false, true] {
+        for lines in ["{9}", "{7,9}", "{7,11}", "{8,9,10}", "{1,7,9,11,15}"] {
+            for seals in 0..4 {
+                Order::new(&server, twice).await.round(lines, seals).await;
+            }
+        }
+    }
+}
+
+/// Jobs of three priorities, some of them handed back.
+struct Order {
+    clock: ManualClock,
+    caller: Caller,
+    db: Client,
+    /// Claims name their queue twice, and then are not plain.
+    twice: bool,
+}
+
+impl Order {
+    async fn new(server: &Server, twice: bool) -> Self {
+        let clock = ManualClock::default();
+        let caller = Caller::new(server.store(clock.clone()).await).await;
+        let db = server.client().await;
+        Self {
+            clock,
+            caller,
+            db,
+            twice,
+        }
+    }
+
+    async fn enqueue(&mut self, jobs: usize, like: NewJob) {
+        let jobs = (0..jobs).map(|_| (JobId::generate(), like.clone()));
+        let enqueue = EnqueueRequest {
+            request: self.caller.request(),
+            jobs: Arc::new(jobs.collect()),
+        };
+        self.caller.store.enqueue(enqueue).await.unwrap();
+    }
+
+    async fn claim(&mut self, max: usize, admit_suspect: bool) -> Vec<(JobId, Receipt)> {
+        let mut claim = self.caller.claim_request(max, TERM);
+        claim.admit_suspect = admit_suspect;
+        if self.twice {
+            claim.queues.push(claim.queues[0].clone());
+        }
+        let claimed = self.caller.store.claim(claim).await.unwrap();
+        let grants = claimed.grants.iter();
+        let held = grants.flat_map(|grant| {
+            let leases = grant.leases.iter();
+            leases.map(|lease| {
+                let own = lease.job.options.term;
+                assert_eq!(grant.term, own.unwrap_or(TERM));
+                (lease.job.id, grant.receipt(lease))
+            })
+        });
+        held.collect()
+    }
+
+    async fn settle(&mut self, settlements: Vec<Settlement>) {
+        let settle = SettleRequest {
+            request: self.caller.request(),
+            settlements,
+        };
+        let verdicts = self.caller.store.settle(settle).await.unwrap();
+        assert!(verdicts.iter().all(|verdict| verdict.is_held()));
+    }
+
+    async fn hand_back(&mut self, jobs: usize) {
+        let held = self.claim(jobs, false).await;
+        let back = held.into_iter().map(|(_, receipt)| surrender(receipt));
+        self.settle(back.collect()).await;
+    }
+
+    async fn seal(&self, lines: &str, times: usize) {
+        let namespace = self.caller.store.namespace();
+        let seal = format!("SELECT leasehold.seal('{namespace}', '{{default}}', '{lines}')");
+        for _ in 0..times {
+            self.db.batch_execute(&seal).await.unwrap();
+        }
+    }
+
+    /// The jobs in line, in the order of the key, and whether they are suspects.
+    async fn in_line(&self) -> Vec<(JobId, bool)> {
+        let all = "SELECT id::text, line % 2 = 0 FROM leasehold.ready ORDER BY line, place";
+        let rows = self.db.query(all, &[]).await.unwrap();
+        let id = |row: &tokio_postgres::Row| row.get::<_, &str>(0).parse().unwrap();
+        rows.iter().map(|row| (id(row), row.get(1))).collect()
+    }
+
+    async fn round(&mut self, lines: &str, seals: usize) {
+        if seals == 1 {
+            self.enqueue(2, job()).await;
+            for _ in 0..2 {
+                assert_eq!(self.claim(2, false).await.len(), 2);
+                self.clock.advance(TERM);
+            }
+            // The second expiry makes them suspects.
+            assert!(self.claim(2, false).await.is_empty());
+        }
+        for priority in [4, 3, 5] {
+            self.enqueue(3, job().priority(priority)).await;
+        }
+        self.hand_back(2).await;
+        self.seal(lines, seals).await;
+        self.enqueue(1, job()).await;
+        if seals == 2 {
+            let mut own = job().priority(5);
+            own.options.term = Some(2 * TERM);
+            self.enqueue(1, own).await;
+        }
+        self.hand_back(4).await;
+        self.seal(lines, seals / 2).await;
+        for max in [1, 3, 2, 9, 9] {
+            let mut suspects = 0;
+            let mut expected = self.in_line().await;
+            expected.retain(|(_, suspect)| {
+                suspects += usize::from(*suspect);
+                !suspect || suspects == 1
+            });
+            let expected = expected.iter().map(|(id, _)| *id).take(max);
+            let expected: Vec<JobId> = expected.collect();
+            let held = self.claim(max, true).await;
+            let ids: Vec<JobId> = held.iter().map(|(id, _)| *id).collect();
+            assert_eq!(ids, expected, "{lines} {seals} {}", self.twice);
+            for id in ids {
+                let view = inspect::job(&self.caller.store, id).await.unwrap();
+                assert_eq!(view.unwrap().state, JobState::Leased);
+            }
+            let done = held.into_iter().map(|(_, receipt)| complete(receipt));
+            self.settle(done.collect()).await;
+        }
+        assert!(self.in_line().await.is_empty());
+    }
 }

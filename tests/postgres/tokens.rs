@@ -81,6 +81,42 @@ async fn from_process_to_process() {
     }
 }
 
+/// A claim that waits for another goes on behind its tokens, not behind those that were there when it
+/// began to wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn from_claim_to_claim() {
+    let server = Server::start(&["fsync=off"]);
+    let mut db = server.client().await;
+    let observer = server.client().await;
+    for twice in [false, true] {
+        let mut caller = Caller::new(server.store(ManualClock::default()).await).await;
+        caller.enqueue(1).await;
+        let tx = db.transaction().await.unwrap();
+        let issue = "UPDATE leasehold.queues SET last = floor + 1000 WHERE last = 0 RETURNING last";
+        let last: i64 = tx.query_one(issue, &[]).await.unwrap().get(0);
+        let mut claim = caller.claim_request(1, TERM);
+        if twice {
+            // Then it is not plain.
+            claim.queues.push(claim.queues[0].clone());
+        }
+        let store = caller.store.clone();
+        let claiming = tokio::spawn(async move { store.claim(claim).await });
+        let waits = "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted";
+        while !observer
+            .query_one(waits, &[])
+            .await
+            .unwrap()
+            .get::<_, bool>(0)
+        {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        tx.commit().await.unwrap();
+        let claimed = claiming.await.unwrap().unwrap();
+        assert_eq!(claimed.grants[0].id.get(), last as u64 + 1);
+    }
+}
+
 /// A queue whose tokens are ahead of the clock is passed over, if another one has something to give.
 #[tokio::test]
 #[ignore = "needs postgresql: ./tests/run"]
@@ -118,6 +154,70 @@ async fn a_queue_that_is_ahead_stops_no_other() {
     // Named twice, which is no plain claim.
     let got = claim(9, &["ahead", "other", "ahead"]).await.unwrap();
     assert!(got.eq([name("other")]));
+}
+
+/// The queues of one claim go on behind each other.
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn from_queue_to_queue() {
+    for twice in [false, true] {
+        let mut caller = Caller::new(shared().store(ManualClock::default()).await).await;
+        let mut claim = caller.claim_request(9, TERM);
+        let first = claim.queues.remove(0);
+        for name in ["a", "b", "c"] {
+            let queue = QueueName::new(name).unwrap();
+            let mut new = job();
+            new.queue = queue.clone();
+            let jobs = (0..2).map(|_| (JobId::generate(), new.clone()));
+            let enqueue = EnqueueRequest {
+                request: caller.request(),
+                jobs: Arc::new(jobs.collect()),
+            };
+            caller.store.enqueue(enqueue).await.unwrap();
+            claim.queues.push(ClaimQueue {
+                queue,
+                ..first.clone()
+            });
+        }
+        if twice {
+            claim.queues.push(claim.queues[0].clone());
+        }
+        claim.request = caller.request();
+        let claimed = caller.store.claim(claim).await.unwrap();
+        let leases = claimed.grants.iter().flat_map(|grant| &grant.leases);
+        let tokens: Vec<u64> = leases.map(|lease| lease.token.get()).collect();
+        assert_eq!(tokens, (tokens[0]..tokens[0] + 6).collect::<Vec<_>>());
+    }
+}
+
+/// A new queue starts above its floor, also where its process has seen tokens that are too far ahead.
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_queue_that_is_new_starts_above_its_floor() {
+    let clock = ManualClock::default();
+    let mut caller = Caller::new(shared().store(clock.clone()).await).await;
+    clock.advance(Duration::from_secs(400));
+    caller.enqueue(1).await;
+    caller.claim_one(TERM).await.unwrap();
+    clock.set(clock.now().before(Duration::from_secs(300)));
+    for twice in [false, true] {
+        let queue = QueueName::new(format!("new-{twice}")).unwrap();
+        let mut new = job();
+        new.queue = queue.clone();
+        let enqueue = EnqueueRequest {
+            request: caller.request(),
+            jobs: vec![(JobId::generate(), new)].into(),
+        };
+        caller.store.enqueue(enqueue).await.unwrap();
+        let mut claim = caller.claim_request(1, TERM);
+        claim.queues[0].queue = queue;
+        if twice {
+            claim.queues.push(claim.queues[0].clone());
+        }
+        let claimed = caller.store.claim(claim).await.unwrap();
+        let floor = clock.now().as_micros() + 20_000;
+        assert_eq!(claimed.grants[0].id.get(), floor + 1);
+    }
 }
 
 #[tokio::test]

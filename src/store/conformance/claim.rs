@@ -998,3 +998,60 @@ async fn suspect_of(d: &Driver, new: crate::NewJob) -> Held {
     }
     panic!("two expiries make a suspect");
 }
+
+/// What comes next is told of the queues that were asked for, whether there was something to grant or not.
+pub async fn tells_nothing_of_other_queues(d: &Driver) {
+    let of = |name: &str| job().queue(name).expect("a name");
+    for (name, seconds) in [("early", 10), ("late", 30)] {
+        d.enqueue_all(vec![of(name).delay(secs(seconds)), of(name)])
+            .await;
+    }
+    let claim = async |name: &str, term: u64| {
+        let mut request = d.claim_request(9);
+        request.queues[0].queue = queue_named(name);
+        request.queues[0].term = secs(term);
+        let claimed = d.claim_as(request).await;
+        let next = (claimed.next_due, claimed.next_deadline);
+        (Held::all(&claimed).len(), next)
+    };
+    let next = |due, deadline| (Some(secs(due)), Some(secs(deadline)));
+    assert_eq!(claim("early", 20).await, (1, next(10, 20)));
+    assert_eq!(claim("late", 40).await, (1, next(30, 40)));
+    assert_eq!(claim("late", 40).await, (0, next(30, 40)));
+    assert_eq!(claim("early", 20).await, (0, next(10, 20)));
+    // A dead job waits for nothing.
+    d.enqueue(job()).await;
+    d.settled(&d.claim_one().await, bury()).await;
+    let claimed = d.claim_as(d.claim_request(1)).await;
+    assert_eq!((claimed.next_due, claimed.next_deadline), (None, None));
+}
+
+/// What falls due or expires at this very moment is served by this very claim, with what is ready or without.
+pub async fn the_moment_itself_counts(d: &Driver) {
+    let claim = async || {
+        let mut request = d.claim_request(9);
+        request.queues[0].term = secs(5);
+        let claimed = d.claim_as(request).await;
+        (Held::all(&claimed), claimed.expired.len())
+    };
+    let moment = std::time::Duration::from_micros(1);
+    for ready in [0, 2] {
+        for (delayed, leased) in [(1, 0), (0, 1), (1, 1)] {
+            d.enqueue_many(leased).await;
+            assert_eq!(claim().await.0.len(), leased);
+            d.enqueue_all(vec![job().delay(secs(5)); delayed]).await;
+            d.advance(secs(5) - moment).await;
+            d.enqueue_many(ready).await;
+            let (mut held, expired) = claim().await;
+            assert_eq!((held.len(), expired), (ready, 0));
+            d.advance(moment).await;
+            d.enqueue_many(ready).await;
+            let (more, expired) = claim().await;
+            assert_eq!((more.len(), expired), (ready + delayed + leased, leased));
+            held.extend(more);
+            let ends = held.iter().map(|held| (held, complete())).collect();
+            let verdicts = d.store().settle(d.settle_request(ends)).await;
+            assert_eq!(verdicts.expect("settle"), vec![HELD; held.len()]);
+        }
+    }
+}

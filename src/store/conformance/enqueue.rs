@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::driver::{Driver, HELD, Held, complete, job, queue_named, secs};
+use super::driver::{Driver, HELD, Held, bury, complete, job, queue_named, secs};
 use crate::clock::Timestamp;
 use crate::job::{JobState, Key, Kind, NewJob, QueueName, limits};
 use crate::retry::RetryPolicy;
@@ -200,4 +200,36 @@ pub async fn an_id_is_free_once_its_job_is_gone(d: &Driver) {
         }
         request.request = d.request();
     }
+}
+
+/// The client's id is the job: one that is there, wherever it stands, is not stored again. Its neighbours
+/// in the call are.
+pub async fn an_id_that_is_there_is_a_duplicate(d: &Driver) {
+    let kept = d.held(job().retention(secs(3_600))).await;
+    d.settled(&kept, complete()).await;
+    let dead = d.held(job()).await;
+    d.settled(&dead, bury()).await;
+    let mut there = vec![kept.id(), dead.id()];
+    // Alone in a grant, and the first, one between and the last of several.
+    there.push(d.held(job()).await.id());
+    there.extend(d.enqueue_many(3).await);
+    assert_eq!(d.claim_ids(3).await, there[3..]);
+    there.push(d.enqueue(job().delay(secs(60))).await);
+    there.push(d.enqueue(job()).await);
+    assert_eq!(d.state(there[0]).await, Some(JobState::Completed));
+    for id in &there {
+        let mut request = d.enqueue_request(vec![job()]);
+        request.jobs = vec![(*id, job())].into();
+        d.unchanged(async || {
+            let answers = d.store().enqueue(request).await.expect("enqueue");
+            assert_eq!(answers, [Enqueued::Duplicate(*id)]);
+        })
+        .await;
+        let mut request = d.enqueue_request(vec![job(); 2]);
+        let new = request.jobs[1].0;
+        request.jobs = vec![(new, job()), (*id, job())].into();
+        let answers = d.store().enqueue(request).await.expect("enqueue");
+        assert_eq!(answers, [Enqueued::New(new), Enqueued::Duplicate(*id)]);
+    }
+    assert_eq!(d.queue().await.counts.ready, 1 + there.len() as u64);
 }

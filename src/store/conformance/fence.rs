@@ -323,3 +323,34 @@ pub async fn a_proof_is_of_one_claim(d: &Driver) {
     assert_eq!(verdicts.expect("settle"), [HELD, Verdict::Fenced]);
     d.settled(&b, complete()).await;
 }
+
+/// A token just below or just above those of a grant is none of its own, however many it has.
+pub async fn a_token_beside_its_grant_is_fenced(d: &Driver) {
+    for leases in [1, 7, 8, 16] {
+        d.enqueue_many(leases).await;
+        let held = d.claim(leases).await;
+        let (first, last) = (held[0].clone(), held[leases - 1].clone());
+        let mut below = first.clone();
+        below.receipt.token = FencingToken::new(first.token().get() - 1);
+        let mut above = last.clone();
+        above.receipt.token = last.token().plus(1);
+        for beside in [&below, &above] {
+            d.unchanged(async || {
+                let verdict = d.settle(beside, complete()).await;
+                assert!(verdict.is_fenced(), "{leases}");
+                let saved = d.checkpoint(beside, 1, "stale").await;
+                assert_eq!(saved, Checkpointed::Fenced);
+            })
+            .await;
+            let told = Renewal::Held {
+                granted: TERM,
+                cancel: Vec::new(),
+                fenced: vec![beside.token()],
+            };
+            assert_eq!(d.renew(beside.beat()).await, told, "{leases}");
+        }
+        let ends = held.iter().map(|held| (held, complete())).collect();
+        let verdicts = d.store().settle(d.settle_request(ends)).await;
+        assert_eq!(verdicts.expect("settle"), vec![HELD; leases]);
+    }
+}

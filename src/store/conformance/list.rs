@@ -22,6 +22,7 @@ macro_rules! __conformance_cases {
                 bytes_over_the_limit_are_refused
                 names_and_keys_are_checked
                 an_id_is_free_once_its_job_is_gone
+                an_id_that_is_there_is_a_duplicate
             }
             claim {
                 serves_in_order_of_arrival
@@ -79,6 +80,8 @@ macro_rules! __conformance_cases {
                 tokens_grow_across_queues
                 bytes_are_counted_to_the_last
                 a_suspect_that_is_gone_is_in_nobodys_way
+                tells_nothing_of_other_queues
+                the_moment_itself_counts
             }
             renew {
                 grants_a_term_from_now
@@ -108,6 +111,8 @@ macro_rules! __conformance_cases {
                 refused_leases_are_counted
                 a_lapsed_lease_is_gone_for_the_next_beat
                 any_leases_of_a_grant
+                fenced_progress_is_not_kept
+                each_grant_of_a_call_is_its_own
             }
             fence {
                 after_expiry
@@ -125,6 +130,7 @@ macro_rules! __conformance_cases {
                 a_forged_proof_beside_good_ones
                 a_mixed_receipt_beside_good_ones
                 a_proof_is_of_one_claim
+                a_token_beside_its_grant_is_fenced
             }
             settle {
                 complete_deletes_without_retention

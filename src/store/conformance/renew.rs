@@ -492,3 +492,68 @@ pub async fn any_leases_of_a_grant(d: &Driver) {
     assert_eq!(d.renew(named(&[0, 2])).await, fenced(&[2]));
     assert_eq!(d.renew(named(&[0, 3])).await, fenced(&[]));
 }
+
+/// What a beat shows that is fenced is not kept: neither with a foreign proof, nor of a lease of another
+/// grant, nor from the deadline on.
+pub async fn fenced_progress_is_not_kept(d: &Driver) {
+    d.enqueue_many(3).await;
+    let held = d.claim(1).await.remove(0);
+    let next = d.claim(2).await;
+    let show = async |beat: Beat, token: FencingToken| {
+        let progress = Progress {
+            done: 9,
+            total: None,
+            note: String::new(),
+        };
+        let progress = vec![(token, progress)];
+        d.renew(Beat { progress, ..beat }).await
+    };
+    let mut foreign = held.beat();
+    foreign.nonce = Nonce::from_bytes([9; 16]);
+    assert_eq!(show(foreign, held.token()).await, Renewal::Fenced);
+    let below = FencingToken::new(held.token().get() - 1);
+    for beside in [below, next[0].token()] {
+        assert_eq!(show(held.beat(), beside).await, held_for(TERM));
+    }
+    assert_eq!(show(next[1].beat(), next[1].token()).await, held_for(TERM));
+    for (held, shown) in [(&held, None), (&next[0], None), (&next[1], Some(9))] {
+        let lease = d.view(held.id()).await.lease.expect("a lease");
+        assert_eq!(lease.progress.map(|progress| progress.done), shown);
+    }
+    d.advance(TERM).await;
+    assert_eq!(show(held.beat(), held.token()).await, Renewal::Fenced);
+    let expired = d.reap(9).await;
+    let mine = expired.iter().find(|end| end.token == held.token());
+    assert_eq!(mine.expect("an expiry").progress, None);
+}
+
+/// Beats of several grants in one call: each is told of its own leases.
+pub async fn each_grant_of_a_call_is_its_own(d: &Driver) {
+    d.enqueue_many(6).await;
+    let mut grants = Vec::new();
+    for _ in 0..3 {
+        grants.push(d.claim(2).await);
+    }
+    d.settled(&grants[1][0], complete()).await;
+    d.settled(&grants[2][1], complete()).await;
+    let cancelled = &grants[1][1];
+    d.control(Command::Cancel(Select::Job(cancelled.id())))
+        .await;
+    let beats = grants.iter().map(|held| {
+        let mut beat = held[0].beat();
+        beat.leases.push(held[1].token());
+        beat
+    });
+    let told = |cancel: &[&Held], fenced: &[&Held]| Renewal::Held {
+        granted: TERM,
+        cancel: cancel.iter().map(|held| held.token()).collect(),
+        fenced: fenced.iter().map(|held| held.token()).collect(),
+    };
+    let answers = d.store().renew(beats.collect()).await.expect("renew");
+    let expected = [
+        told(&[], &[]),
+        told(&[cancelled], &[&grants[1][0]]),
+        told(&[], &[&grants[2][1]]),
+    ];
+    assert_eq!(answers, expected);
+}

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::driver::{
-    Driver, HELD, TERM, bury, complete, job, queue, retry, secs, snooze, surrender,
+    Driver, HELD, Held, TERM, bury, complete, job, queue, retry, secs, snooze, surrender,
 };
 use crate::error::ErrorKind;
 use crate::job::{JobOptions, JobState, Kind, NewJob, limits};
@@ -130,17 +130,26 @@ pub async fn late_is_accepted_and_counted(d: &Driver) {
 /// At its deadline a lease is late, just before it is not.
 pub async fn late_begins_at_the_deadline(d: &Driver) {
     let outcomes = || [complete(), retry(secs(1)), surrender(), bury()];
-    d.enqueue_many(8).await;
-    let held = d.claim(8).await;
-    d.advance(TERM - std::time::Duration::from_micros(1)).await;
-    for (held, outcome) in held[..4].iter().zip(outcomes()) {
-        assert_eq!(d.settle(held, outcome).await, HELD);
+    for (term, late) in [(secs(20), 4), (TERM, 8)] {
+        d.enqueue_many(12).await;
+        let mut request = d.claim_request(12);
+        request.queues[0].term = term;
+        let held = Held::all(&d.claim_as(request).await);
+        d.advance(term - std::time::Duration::from_micros(1)).await;
+        for (held, outcome) in held[..4].iter().zip(outcomes()) {
+            assert_eq!(d.settle(held, outcome).await, HELD);
+        }
+        d.advance(std::time::Duration::from_micros(1)).await;
+        for (held, outcome) in held[8..].iter().zip(outcomes()) {
+            assert_eq!(d.settle(held, outcome).await, LATE);
+        }
+        assert_eq!(d.ledger().await.late, late);
+        // What is left is in nobody's way.
+        let back = d.claim(99).await;
+        let ends = back.iter().map(|held| (held, complete())).collect();
+        let verdicts = d.store().settle(d.settle_request(ends)).await;
+        assert_eq!(verdicts.expect("settle"), vec![HELD; back.len()]);
     }
-    d.advance(std::time::Duration::from_micros(1)).await;
-    for (held, outcome) in held[4..].iter().zip(outcomes()) {
-        assert_eq!(d.settle(held, outcome).await, LATE);
-    }
-    assert_eq!(d.ledger().await.late, 4);
 }
 
 /// Each settlement of a call has its own reason, to the last byte.

@@ -389,3 +389,21 @@ impl<'s> Ends<'s> {
         vec![written_verdict(HELD); self.tokens.len()]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Luck;
+
+    #[test]
+    fn what_is_hardly_ever_plain_is_tried_once_in_sixteen() {
+        let luck = Luck::default();
+        assert!(luck.may_try());
+        let untried_after = |was_plain: bool| {
+            luck.had(was_plain);
+            (0..100).take_while(|_| !luck.may_try()).count()
+        };
+        let untried: Vec<usize> = (0..7).map(|_| untried_after(false)).collect();
+        assert_eq!(untried, [0, 1, 3, 7, 15, 15, 15]);
+        assert_eq!((untried_after(true), untried_after(false)), (0, 0));
+    }
+}

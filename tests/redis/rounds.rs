@@ -444,10 +444,10 @@ async fn rounds_are_whole_in_whatever_order_they_are_named() {
         assert_eq!(singles(), written);
     }
     // One nonce is wrong, wherever it stands.
-    let forged = shuffled[137].grant;
+    let wrong = shuffled[137].grant;
     shuffled[137].nonce = Nonce::draw().unwrap();
     rng.shuffle(&mut shuffled);
     for (beat, renewal) in shuffled.iter().zip(renew(&shuffled).await) {
-        assert_eq!(renewal == Renewal::Fenced, beat.grant == forged);
+        assert_eq!(renewal == Renewal::Fenced, beat.grant == wrong);
     }
 }

@@ -87,13 +87,13 @@ pub async fn each_until_its_own_deadline(d: &Driver) {
     // Exactly at the first one's.
     d.advance(TERM - 3 * instant).await;
     let beats: Vec<Beat> = held.iter().map(Held::beat).collect();
-    let told = d.store().renew(beats.clone()).await.unwrap();
+    let told = d.store().renew(beats.clone()).await.expect("renew");
     assert_eq!(told, [Renewal::Fenced, held_for(TERM), held_for(TERM)]);
     let expired = d.reap(10).await;
     assert_eq!(expired.len(), 1);
     assert_eq!(expired[0].token, held[0].token());
     d.advance(TERM - instant).await;
-    let told = d.store().renew(beats[1..].to_vec()).await.unwrap();
+    let told = d.store().renew(beats[1..].to_vec()).await.expect("renew");
     assert_eq!(told, [held_for(TERM), held_for(TERM)]);
 }
 

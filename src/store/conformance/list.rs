@@ -90,6 +90,8 @@ macro_rules! __conformance_cases {
                 never_resurrects
                 renews_until_the_deadline
                 each_until_its_own_deadline
+                each_by_its_own_terms
+                each_for_its_own_lifetime
                 foreign_beats_are_fenced
                 ended_leases_are_fenced
                 siblings_of_an_ended_lease_live_on

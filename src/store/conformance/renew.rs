@@ -97,6 +97,51 @@ pub async fn each_until_its_own_deadline(d: &Driver) {
     assert_eq!(told, [held_for(TERM), held_for(TERM)]);
 }
 
+/// Leases that are renewed together for the first time have each its own term, lifetime and proof.
+pub async fn each_by_its_own_terms(d: &Driver) {
+    let mut short = job();
+    short.options.term = Some(secs(30));
+    let mut brief = job();
+    brief.options.max_lifetime = Some(secs(65));
+    for (other, granted) in [
+        (short, Some(secs(30))),
+        (brief, Some(secs(45))),
+        (job(), None),
+    ] {
+        let held = [
+            d.held(job()).await,
+            d.held(other).await,
+            d.held(job()).await,
+        ];
+        let mut beats: Vec<Beat> = held.iter().map(Held::beat).collect();
+        if granted.is_none() {
+            beats[1].nonce = Nonce::from_bytes([9; 16]);
+        }
+        d.advance(secs(20)).await;
+        let told = d.store().renew(beats).await.expect("renew");
+        let other = granted.map_or(Renewal::Fenced, held_for);
+        assert_eq!(told, [held_for(TERM), other, held_for(TERM)]);
+    }
+}
+
+/// Who is renewed together with others ends with its own lifetime, not with theirs.
+pub async fn each_for_its_own_lifetime(d: &Driver) {
+    let mut beats = vec![d.held(job()).await.beat()];
+    d.advance(secs(40)).await;
+    beats.push(d.held(job()).await.beat());
+    let mut left = LIFETIME - secs(40);
+    while left > secs(40) {
+        let told = d.store().renew(beats.clone()).await.expect("renew");
+        let later = TERM.min(left + secs(40));
+        assert_eq!(told, [held_for(TERM.min(left)), held_for(later)]);
+        d.advance(secs(40)).await;
+        left -= secs(40);
+    }
+    d.advance(left).await;
+    let told = d.store().renew(beats).await.expect("renew");
+    assert_eq!(told, [Renewal::Fenced, held_for(secs(40))]);
+}
+
 /// A foreign beat is fenced: wrong proof, wrong queue, wrong grant, wrong partition.
 pub async fn foreign_beats_are_fenced(d: &Driver) {
     let held = d.held(job()).await;

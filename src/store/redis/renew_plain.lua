@@ -59,7 +59,7 @@ do
     end
   end
   -- Beats are much alike: what a cell comes to, or what is behind its deadline, is found out once.
-  local alike, known, rests, rounds = runs == '' or runs == rep(sub(runs, 1, 4), beats), {}, {}, {}
+  local alike, known, rests, rounds = runs == rep(sub(runs, 1, 4), beats), {}, {}, {}
   local unsaid, left, freed = {}, {}, {}
   for n = 1, beats do
     local raw, name = cells[n], names[n]

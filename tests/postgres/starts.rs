@@ -376,8 +376,8 @@ async fn nothing_is_stranded_whatever_commits_when() {
 async fn starts_change_no_order() {
     let server = Server::start(&["fsync=off", "autovacuum=off"]);
     for twice in [false, true] {
-        for lines in ["{9}", "{7,9}", "{7,11}", "{8,9,10}", "{1,7,9,11,15}"] {
-            for seals in 0..4 {
+        for lines in ["{7,9}", "{1,7,8,9,11}"] {
+            for seals in 2..5 {
                 Order::new(&server, twice).await.round(lines, seals).await;
             }
         }
@@ -466,7 +466,7 @@ impl Order {
     }
 
     async fn round(&mut self, lines: &str, seals: usize) {
-        if seals == 1 {
+        if seals == 4 {
             self.enqueue(2, job()).await;
             for _ in 0..2 {
                 assert_eq!(self.claim(2, false).await.len(), 2);

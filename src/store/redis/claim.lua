@@ -169,8 +169,9 @@ do
     ids = concat(ids)
     local capped = now + run_lifetime - run_term
     call('HSET', HELD, gid, pack(HEAD, #ARGV[3], #ARGV[4], 0, 1, #blob, own, nonce, now, run_raw, run_lifetime)
-      .. ARGV[3] .. ARGV[4], gid .. nonce, pack(CELL, count > 1 and till or 0, 0, ALONE, capped - capped % SAME_TIME,
-      run_term, count, count, 0), gid .. ROLL, ids, gid .. char(1), blob)
+      .. ARGV[3] .. ARGV[4] .. (count == 1 and ids or ''), gid .. nonce, pack(CELL, count > 1 and till or 0, 0, ALONE,
+      capped - capped % SAME_TIME, run_term, count, count, 0), gid .. char(1), blob)
+    if count > 1 then call('HSET', HELD, gid .. ROLL, ids) end
     call('ZADD', ENDS, till, gid .. nonce)
     if not overdue or till < overdue then overdue = till end
     if M[INDEX] == 1 then

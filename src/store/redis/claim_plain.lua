@@ -112,14 +112,15 @@ if taken > 0 then
     for n = 1, #parts, each do pieces[#pieces + 1] = concat(parts, '', n, math.min(n + each - 1, #parts)) end
   end
   local name, capped = gid .. nonce, now + lifetime - term
+  -- To join what is one string costs as much as to read it.
+  local roll = ids[2] and concat(ids) or ids[1]
   local fields = {
     gid, pack(HEAD, #ARGV[3], #ARGV[4], 0, #pieces + apart, stored, flags, nonce, now, term_raw, lifetime)
-      .. ARGV[3] .. ARGV[4],
-    name, pack(CELL, taken > 1 and till or 0, 0, ALONE, capped - capped % SAME_TIME, term, taken, taken, 0), gid .. ROLL,
-    -- To join what is one string costs as much as to read it.
-    ids[2] and concat(ids) or ids[1],
+      .. ARGV[3] .. ARGV[4] .. (taken == 1 and roll or ''),
+    name, pack(CELL, taken > 1 and till or 0, 0, ALONE, capped - capped % SAME_TIME, term, taken, taken, 0),
   }
-  for n = 1, #pieces do fields[2 * n + 5], fields[2 * n + 6] = gid .. char(n), pieces[n] end
+  for n = 1, #pieces do fields[2 * n + 3], fields[2 * n + 4] = gid .. char(n), pieces[n] end
+  if taken > 1 then fields[#fields + 1], fields[#fields + 2] = gid .. ROLL, roll end
   call('HSET', HELD, unpack(fields))
   call('ZADD', ENDS, till, name)
   if not overdue or till < overdue then overdue = till end

@@ -22,6 +22,7 @@ local function open_grant(gid, raw)
   at = at + tasks
   g.map = sub(raw, at, at + 2 * mapped - 1)
   g.ended = sub(raw, at + 2 * mapped)
+  if g.count == 1 then g.roll, g.ended = g.ended, '' end
   grants[gid] = g
   return g
 end
@@ -47,7 +48,7 @@ local function ended(g)
 end
 local function head(g)
   return pack(HEAD, #g.owner, #g.task, #g.map / 2, g.pieces, g.bytes, g.flags, g.nonce, g.granted_at,
-    g.term_raw, g.lifetime) .. g.owner .. g.task .. g.map .. ended(g)
+    g.term_raw, g.lifetime) .. g.owner .. g.task .. g.map .. (g.count == 1 and g.roll or ended(g))
 end
 local function cell(g)
   return pack(CELL, g.deadline, g.renewals, g.round, g.capped, g.term, g.count, g.live, g.noted)

@@ -16,7 +16,7 @@
 //! | `uwin` | sorted set | unique keys with a window, by its end |
 //! | `done` `dead` `gone` | sorted sets | completed, dead and cancelled jobs: sequence and id, by time of their end |
 //! | `keep` | sorted set | ids of settled jobs, by the end of their retention |
-//! | `held` | hash | grant and nonce → deadline (of a single none, as long as it is as given), renewals, round, terms, leases alive; grant → nonce, owner, task, which leases have ended; grant and zero → ids of its jobs; grant and number → segments of its jobs, or their starts and their rests; round → its grants, and the deadline that they share |
+//! | `held` | hash | grant and nonce → deadline (of a single none, as long as it is as given), renewals, round, terms, leases alive; grant → nonce, owner, task, which leases have ended, or the id of its only job; grant and zero → ids of its jobs; grant and number → segments of its jobs, or their starts and their rests; round → its grants, and the deadline that they share |
 //! | `note` | hash | grant and place → cancel flag, progress and checkpoint of one lease |
 //! | `ends` | sorted set | live grants, and rounds of them, by deadline |
 //! | `doze` `doze2` | sorted sets | sleepers by the end of their sleep; the second those who take suspects |

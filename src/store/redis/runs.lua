@@ -19,8 +19,10 @@ for run = 0, #RUNS / 29 - 1 do
     local round = sub(cell, 13, KIND - 1)
     -- A round's deadline is no earlier than those in its cells.
     if late and round ~= ALONE then late = read('<I8', call('HGET', HELD, round .. SHARED)) <= now end
+    local ended, roll = sub(raw, rest + 1), stored[3]
+    if count == 1 then ended, roll = '', ended end
     g = { gid = gid, name = name, cell = cell, raw = raw, round = round, late = late, count = count, live = live,
-      ends = rest, ended = sub(raw, rest + 1), done = 0, roll = stored[3], pieces = pieces, bytes = bytes }
+      ends = rest, ended = ended, done = 0, roll = roll, pieces = pieces, bytes = bytes }
     grants[name], grants[#grants + 1] = g, g
   end
   local till, ids = from + n, ARGV[IDS + run]

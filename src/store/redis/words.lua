@@ -35,9 +35,9 @@ local SAME_TIME = 16777216
 -- as they came into it.
 local ROUND, ALONE, SHARED = 12, rep('\0', 12), '\0'
 -- Behind its id: lengths, pieces, bytes, flags of all its jobs together, nonce, granted at, term as
--- given, lifetime; owner, task, map and ended leases.
+-- given, lifetime; owner, task, map and ended leases, or, of a grant of one lease, the id of its job.
 local HEAD, HEAD_BYTES = '<I2I2I2I2I4I2c16I8c12I8', 58
--- Behind its id and a zero the ids of its jobs, behind its id and a number its pieces: segments. If
+-- Behind its id and a zero the ids of its jobs, if they are several; behind its id and a number its pieces: segments. If
 -- APART is added to their number, the first has the starts of all segments, and the others are the
 -- rests.
 local NAME, ROLL, APART = 24, '\0', 256

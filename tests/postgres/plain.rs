@@ -197,7 +197,11 @@ async fn riders_of_another_session_are_answered_there() {
     let mut other = Caller::new(scene.caller.store.clone()).await;
     let held = scene.caller.claim_one(TERM).await.unwrap();
     let settle = SettleRequest {
-        request: other.request(),
+        // A lane that the claim's session does not use: on its own it would be as good as any.
+        request: RequestId {
+            lane: 9,
+            ..other.request()
+        },
         settlements: vec![complete(held)],
     };
     let mut claim = scene.caller.claim_request(9, TERM);

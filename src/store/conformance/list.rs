@@ -92,6 +92,7 @@ macro_rules! __conformance_cases {
                 each_until_its_own_deadline
                 each_by_its_own_terms
                 each_for_its_own_lifetime
+                lapses_beside_a_first_progress
                 foreign_beats_are_fenced
                 ended_leases_are_fenced
                 siblings_of_an_ended_lease_live_on

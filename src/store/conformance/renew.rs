@@ -5,7 +5,7 @@ use super::driver::{
 };
 use crate::error::ErrorKind;
 use crate::job::{JobState, limits};
-use crate::lease::{Cause, FencingToken, LeaseEnd, Nonce, Progress};
+use crate::lease::{Cause, FencingToken, LeaseEnd, Nonce, Progress, Verdict};
 use crate::store::{Beat, Command, LeaseSelect, Renewal, Select};
 
 fn held_for(granted: std::time::Duration) -> Renewal {
@@ -570,6 +570,28 @@ pub async fn fenced_progress_is_not_kept(d: &Driver) {
     let expired = d.reap(9).await;
     let mine = expired.iter().find(|end| end.token == held.token());
     assert_eq!(mine.expect("an expiry").progress, None);
+}
+
+/// One lease of a grant lapses in the beat in which another shows its first progress.
+pub async fn lapses_beside_a_first_progress(d: &Driver) {
+    d.enqueue_many(3).await;
+    let held = d.claim(3).await;
+    let progress = Progress {
+        done: 5,
+        total: None,
+        note: String::new(),
+    };
+    let mut beat = held[1].beat();
+    beat.leases.push(held[2].token());
+    beat.lapse = vec![held[0].token()];
+    beat.progress = vec![(held[2].token(), progress)];
+    assert_eq!(d.renew(beat).await, held_for(TERM));
+    assert_eq!(d.settle(&held[0], complete()).await, Verdict::Fenced);
+    let lease = d.view(held[2].id()).await.lease.expect("a lease");
+    assert_eq!(lease.progress.map(|progress| progress.done), Some(5));
+    let ledger = d.ledger().await;
+    assert_eq!((ledger.expired_stalled, ledger.live), (1, 2));
+    assert_eq!(d.claim_ids(9).await, [held[0].id()]);
 }
 
 /// Beats of several grants in one call: each is told of its own leases.

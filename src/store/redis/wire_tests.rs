@@ -111,6 +111,10 @@ fn whole(form: &str) -> Vec<u8> {
         "reap" => expiries(&mut out),
         "renew" => {
             out.u8(1).u64(60_500_000).u16(1).u16(3).u16(2).u16(0).u16(1);
+            out.u8(0);
+        }
+        "renew, alike" => {
+            out.u8(2).u64(60_500_000);
         }
         "reply" => {
             out.u8(0).u64(9).u8(1).raw(b"body");

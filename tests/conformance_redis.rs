@@ -23,7 +23,7 @@ use leasehold::store::{
     RedisOptions, RedisStore, Renewal, Select, SessionId, SettleRequest, acl_rule,
 };
 use leasehold::{ErrorKind, JobId, Store, Verdict};
-use support::redis::{Cluster, Standalone};
+use support::redis::{Cluster, STEADY, Standalone};
 
 /// One server for all cases. Its watchdog ends it with the process.
 fn server() -> &'static Standalone {
@@ -33,7 +33,7 @@ fn server() -> &'static Standalone {
 
 fn nodes() -> &'static Cluster {
     static NODES: OnceLock<Cluster> = OnceLock::new();
-    NODES.get_or_init(|| Cluster::start(&[]))
+    NODES.get_or_init(|| Cluster::start(STEADY))
 }
 
 /// A server that lets nobody in but those whom a case names.

@@ -11,7 +11,7 @@ use leasehold::job::Namespace;
 use leasehold::store::{RedisOptions, RedisStore};
 
 use crate::program::{ControlSpec, SelectSpec, Step, on_one_queue, with_time_in_order};
-use crate::support::redis::{Cluster, Standalone};
+use crate::support::redis::{Cluster, STEADY, Standalone};
 use crate::{Make, agrees_on, quick_or};
 
 fn server() -> &'static Standalone {
@@ -21,7 +21,7 @@ fn server() -> &'static Standalone {
 
 fn nodes() -> &'static Cluster {
     static NODES: OnceLock<Cluster> = OnceLock::new();
-    NODES.get_or_init(|| Cluster::start(&[]))
+    NODES.get_or_init(|| Cluster::start(STEADY))
 }
 
 fn store(url: String, index: bool) -> Box<Make> {

@@ -14,7 +14,7 @@ use leasehold::store::{
 use leasehold::{Client, Context, Error, ErrorKind, Failure, MemoryStore, NewJob, Result, Verdict};
 
 use crate::paying::{Pay, run};
-use crate::redis_server::{Cluster, Server, Standalone};
+use crate::redis_server::{Cluster, STEADY, Server, Standalone};
 
 /// A store whose clock goes by hand, and the hand.
 async fn driven(url: &str) -> (RedisStore, Driver) {
@@ -510,7 +510,7 @@ async fn a_long_job_does_each_of_its_steps_once_though_it_loses_its_lease() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn on_a_cluster_the_data_of_each_partition_is_in_its_slot() {
-    let cluster = Cluster::start(&[]);
+    let cluster = Cluster::start(STEADY);
     let client = client(&cluster.url(), 4);
     let jobs = (0..80).map(|n| {
         let job = NewJob::of(&Pay { n }).unwrap();

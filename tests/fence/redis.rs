@@ -8,7 +8,7 @@ use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{FromRedisValue as _, Value};
 
 use crate::conforms;
-use crate::redis_server::{Cluster, Standalone};
+use crate::redis_server::{Cluster, STEADY, Standalone};
 
 async fn connect(server: &Standalone) -> MultiplexedConnection {
     let client = redis::Client::open(server.url()).unwrap();
@@ -97,7 +97,7 @@ async fn keys_of_a_server_conform() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn keys_of_a_cluster_conform() {
-    let cluster = Cluster::start(&[]);
+    let cluster = Cluster::start(STEADY);
     let client = redis::cluster::ClusterClient::new(vec![first_node(&cluster.url())]).unwrap();
     let connection = client.get_async_connection().await.unwrap();
     // Tags that are spread over the nodes.

@@ -17,7 +17,7 @@ use leasehold::store::{
 use leasehold::{ErrorKind, JobId, Result, Verdict};
 
 use crate::support::proxy::Proxy;
-use crate::support::redis::{Cluster, Server, Standalone};
+use crate::support::redis::{Cluster, STEADY, Server, Standalone};
 
 const HELD: Verdict = Verdict::Held {
     late: false,
@@ -94,7 +94,7 @@ impl World {
 
     /// Before each primary of a cluster, which says that this is where it can be reached.
     async fn before_six(partitions: u16) -> Self {
-        let mut six = Cluster::start(&[]);
+        let mut six = Cluster::start(STEADY);
         // A replica would follow its primary through the proxy, and be counted.
         six.nodes[3..].iter_mut().for_each(Server::kill);
         let first = Proxy::start(six.nodes[0].port()).await;

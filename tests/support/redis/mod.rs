@@ -38,6 +38,10 @@ pub(crate) const AOF: &[&str] = &["appendonly yes", "appendfsync always"];
 /// Snapshots only, and none unless asked for: a killed server forgets what came after the last.
 pub(crate) const RDB_ONLY: &[&str] = &["save 86400 1"];
 
+/// For a cluster that is not to fail over: a busy machine keeps a node from answering for seconds, and what
+/// its replica has not heard of by then would be lost. That is no bug of the store, and has tests of its own.
+pub(crate) const STEADY: &[&str] = &["cluster-node-timeout 60000"];
+
 /// Nobody gets in without a name: a shut-out peer would go on as the default user.
 const BY_NAME: &[&str] = &["user default off", "user admin on >admin ~* &* +@all"];
 

@@ -610,7 +610,14 @@ async fn claims_take_turns_at_the_partitions() {
 #[ignore = "needs redis-server: ./tests/run"]
 async fn a_queue_that_is_ahead_stops_no_other() {
     let server = Standalone::start(&[]);
-    for (index, name) in [(false, "a"), (true, "b")] {
+    // Far, and just so that not one token fits.
+    let (far, just) = (Duration::from_secs(300), Duration::from_millis(20));
+    for (index, name, behind) in [
+        (false, "a", far),
+        (true, "b", far),
+        (false, "c", just),
+        (true, "d", just),
+    ] {
         let d = driver(options(&server, name).index(index)).await;
         let of = |name: &str| job().queue(name).unwrap();
         let claim = async |max: usize, names: &[&str]| {
@@ -629,7 +636,7 @@ async fn a_queue_that_is_ahead_stops_no_other() {
         assert_eq!(Held::all(&both).len(), 2);
         d.advance(Duration::from_secs(400)).await;
         assert_eq!(claim(1, &["ahead"]).await.unwrap().grants.len(), 1);
-        d.set_back(Duration::from_secs(300)).await;
+        d.set_back(behind).await;
         d.enqueue(of("ahead")).await;
         let refused = claim(9, &["ahead"]).await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::TokensAhead);

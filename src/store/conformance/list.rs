@@ -92,6 +92,7 @@ macro_rules! __conformance_cases {
                 each_until_its_own_deadline
                 each_by_its_own_terms
                 each_for_its_own_lifetime
+                each_for_its_own_lifetime_after_a_time_apart
                 lapses_beside_a_first_progress
                 foreign_beats_are_fenced
                 ended_leases_are_fenced
@@ -146,6 +147,7 @@ macro_rules! __conformance_cases {
                 failures_never_kill_a_job
                 late_is_accepted_and_counted
                 late_begins_at_the_deadline
+                late_begins_at_the_deadline_they_share
                 a_receipt_settles_once
                 verdicts_come_in_order
                 nothing_is_fine

@@ -126,9 +126,23 @@ pub async fn each_by_its_own_terms(d: &Driver) {
 
 /// Who is renewed together with others ends with its own lifetime, not with theirs.
 pub async fn each_for_its_own_lifetime(d: &Driver) {
+    lifetimes(d, false).await;
+}
+
+/// So it is if they have been renewed one by one before.
+pub async fn each_for_its_own_lifetime_after_a_time_apart(d: &Driver) {
+    lifetimes(d, true).await;
+}
+
+async fn lifetimes(d: &Driver, apart_at_first: bool) {
     let mut beats = vec![d.held(job()).await.beat()];
     d.advance(secs(40)).await;
     beats.push(d.held(job()).await.beat());
+    if apart_at_first {
+        for beat in &beats {
+            assert_eq!(d.renew(beat.clone()).await, held_for(TERM));
+        }
+    }
     let mut left = LIFETIME - secs(40);
     while !left.is_zero() {
         let told = d.store().renew(beats.clone()).await.expect("renew");

@@ -9,7 +9,7 @@ use crate::error::ErrorKind;
 use crate::job::{JobOptions, JobState, Kind, NewJob, limits};
 use crate::lease::{FencingToken, Issuer, LeaseEnd, Verdict};
 use crate::lifecycle::DISBELIEVED_DELAY;
-use crate::store::{Checkpointed, Command, Enqueued, Outcome, Select, SettleRequest};
+use crate::store::{Checkpointed, Command, Enqueued, Outcome, Renewal, Select, SettleRequest};
 
 const LATE: Verdict = Verdict::Held {
     late: true,
@@ -150,6 +150,23 @@ pub async fn late_begins_at_the_deadline(d: &Driver) {
         let verdicts = d.store().settle(d.settle_request(ends)).await;
         assert_eq!(verdicts.expect("settle"), vec![HELD; back.len()]);
     }
+}
+
+/// So it does for leases that were granted one by one and renewed together.
+pub async fn late_begins_at_the_deadline_they_share(d: &Driver) {
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(d.held(job()).await);
+        d.advance(secs(1)).await;
+    }
+    let beats = held.iter().map(Held::beat).collect();
+    let told = d.store().renew(beats).await.expect("renew");
+    assert!(told.iter().all(|told| matches!(told, Renewal::Held { .. })));
+    d.advance(TERM - std::time::Duration::from_micros(1)).await;
+    assert_eq!(d.settle(&held[0], complete()).await, HELD);
+    d.advance(std::time::Duration::from_micros(1)).await;
+    assert_eq!(d.settle(&held[1], complete()).await, LATE);
+    assert_eq!(d.ledger().await.late, 1);
 }
 
 /// Each settlement of a call has its own reason, to the last byte.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::clock::SystemClock;
+use leasehold::clock::{ManualClock, SystemClock};
 use leasehold::job::{Kind, QueueName};
 use leasehold::store::{
     ClaimQueue, ClaimRequest, EnqueueRequest, Outcome, PostgresStore, RequestId, SettleRequest,
@@ -352,4 +352,64 @@ async fn read_little(tx: &tokio_postgres::Transaction<'_>, long: usize) {
         .await
         .unwrap();
     assert!(read().await >= long as i64, "this test cannot fail");
+}
+
+/// Each queue is an issuer: two processes may get grants under one number from two queues. A claim that
+/// names both queues takes neither for the other.
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn grants_of_one_number_are_told_apart() {
+    const SHORT: Duration = Duration::from_secs(20);
+    let clock = ManualClock::default();
+    let options = Server::options().clock(clock.clone());
+    let process = async || {
+        let store = PostgresStore::with(shared().config(), options.clone()).await;
+        Caller::new(store.unwrap()).await
+    };
+    let (mut ours, mut theirs) = (process().await, process().await);
+    let [a, b] = ["a", "b"].map(|name| QueueName::new(name).unwrap());
+    let from = |caller: &mut Caller, queues: &[&QueueName], term: Duration| {
+        let mut claim = caller.claim_request(9, term);
+        let first = claim.queues.remove(0);
+        claim.queues.extend(queues.iter().map(|queue| ClaimQueue {
+            queue: (*queue).clone(),
+            ..first.clone()
+        }));
+        claim
+    };
+    let jobs = [&a, &b].map(|queue| {
+        let new = NewJob::raw(queue.clone(), Kind::new("work").unwrap(), "{}");
+        (JobId::generate(), new)
+    });
+    for (caller, job) in [(&mut ours, &jobs[0]), (&mut theirs, &jobs[1])] {
+        let enqueue = EnqueueRequest {
+            request: caller.request(),
+            jobs: vec![job.clone()].into(),
+        };
+        caller.store.enqueue(enqueue).await.unwrap();
+    }
+    clock.advance(Duration::from_secs(1));
+    let claim = from(&mut theirs, &[&b], SHORT);
+    let short = theirs.store.claim(claim).await.unwrap().grants.remove(0);
+    let claim = from(&mut ours, &[&b, &a], TERM);
+    let long = ours.store.claim(claim.clone()).await.unwrap();
+    assert_eq!((&long.grants[0].queue, long.grants[0].id), (&a, short.id));
+
+    let again = ours.store.claim(claim).await.unwrap();
+    assert_eq!(again.grants.len(), 1);
+    assert_eq!(again.grants[0].leases[0].job.id, jobs[0].0);
+
+    // The one that ends is not the one that is next.
+    let mut claim = from(&mut ours, &[&b, &b], TERM);
+    let grant = &long.grants[0];
+    claim.settle = Some(SettleRequest {
+        request: RequestId {
+            lane: 1,
+            ..claim.request
+        },
+        settlements: vec![complete(grant.receipt(&grant.leases[0]))],
+    });
+    let claimed = ours.store.claim(claim).await.unwrap();
+    assert!(claimed.settled[0].is_held());
+    assert_eq!(claimed.next_deadline, Some(SHORT));
 }

@@ -8,7 +8,7 @@ use leasehold::job::{JobState, QueueName};
 use leasehold::lease::Lease;
 use leasehold::store::{
     Checkpoint, CheckpointRequest, Checkpointed, ClaimQueue, Command, ControlRequest,
-    EnqueueRequest, LeaseSelect, Outcome, PostgresStore, ReapRequest, Renewal, RequestId,
+    EnqueueRequest, LeaseSelect, Outcome, PostgresStore, ReapRequest, Renewal, RequestId, Select,
     SettleRequest, Settlement,
 };
 use leasehold::{ErrorKind, FencingToken, JobId, Store};
@@ -306,6 +306,36 @@ async fn a_lease_that_ends_meanwhile_is_fenced() {
         tx.commit().await.unwrap();
         assert!(calling.await.unwrap(), "{call}");
     }
+}
+
+/// Who looks at a job waits for nobody who has its grant in hand.
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_look_waits_for_no_lock() {
+    let mut caller = Caller::new(shared().store(SystemClock).await).await;
+    let ids = caller.enqueue(1).await;
+    let grant = caller.claim(1, TERM).await.remove(0);
+    let hand = shared().client().await;
+    let take = format!(
+        "BEGIN; SELECT FROM leasehold.grants WHERE id = {} FOR UPDATE",
+        grant.id
+    );
+    hand.batch_execute(&take).await.unwrap();
+    let looking = inspect::job(&caller.store, ids[0]);
+    let view = tokio::time::timeout(Duration::from_secs(3), looking).await;
+    let view = view.expect("it waits").unwrap().unwrap();
+    assert_eq!(view.state, JobState::Leased);
+    // Control arm: a command waits.
+    let cancel = ControlRequest {
+        request: caller.request(),
+        actor: "operator".to_owned(),
+        reason: "a test".to_owned(),
+        command: Command::Cancel(Select::Job(ids[0])),
+    };
+    let cancelling = caller.store.control(cancel);
+    let cancelled = tokio::time::timeout(Duration::from_millis(300), cancelling).await;
+    assert!(cancelled.is_err(), "the grant is not in hand");
+    hand.batch_execute("COMMIT").await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

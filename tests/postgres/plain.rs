@@ -251,38 +251,43 @@ async fn fenced_progress_is_kept_by_no_grant() {
     assert_eq!(shown.collect::<Vec<_>>(), [loud]);
 }
 
-/// A claim takes jobs of any of its queues until they weigh as much as a call may, and then no more.
+/// A claim takes jobs of any of its queues until they weigh as much as a call may, and then no more; also
+/// where the last of them weighs more than was left.
 #[tokio::test]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn a_claim_takes_as_much_as_a_call_may_weigh() {
     const FITS: usize = limits::CALL_BYTES / limits::PAYLOAD_BYTES;
-    let mut caller = Caller::new(shared().store(SystemClock).await).await;
-    let mut queues = Vec::new();
-    for (name, jobs) in [("a", FITS - 4), ("b", 6), ("c", 1)] {
-        let queue = QueueName::new(name).unwrap();
-        let payload = vec![1; limits::PAYLOAD_BYTES];
-        let big = NewJob::raw(queue.clone(), Kind::new("work").unwrap(), payload);
-        let jobs = (0..jobs).map(|_| (JobId::generate(), big.clone()));
-        let enqueue = EnqueueRequest {
-            request: caller.request(),
-            jobs: Arc::new(jobs.collect()),
-        };
-        caller.store.enqueue(enqueue).await.unwrap();
-        queues.push(queue);
-    }
-    for expected in [[FITS - 4, 4, 0], [0, 2, 1]] {
-        let mut claim = caller.claim_request(1_000, TERM);
-        let first = claim.queues.remove(0);
-        claim.queues.extend(queues.iter().map(|queue| ClaimQueue {
-            queue: queue.clone(),
-            ..first.clone()
-        }));
-        let claimed = caller.store.claim(claim).await.unwrap();
-        let got = queues.iter().map(|queue| {
-            let grants = claimed.grants.iter();
-            let grants = grants.filter(|grant| grant.queue == *queue);
-            grants.map(|grant| grant.leases.len()).sum()
-        });
-        assert_eq!(got.collect::<Vec<usize>>(), expected);
+    for (weight, fits) in [
+        (limits::PAYLOAD_BYTES, FITS),
+        (limits::PAYLOAD_BYTES - 1, FITS + 1),
+    ] {
+        let mut caller = Caller::new(shared().store(SystemClock).await).await;
+        let mut queues = Vec::new();
+        for (name, jobs) in [("a", fits - 4), ("b", 6), ("c", 1)] {
+            let queue = QueueName::new(name).unwrap();
+            let big = NewJob::raw(queue.clone(), Kind::new("work").unwrap(), vec![1; weight]);
+            let jobs = (0..jobs).map(|_| (JobId::generate(), big.clone()));
+            let enqueue = EnqueueRequest {
+                request: caller.request(),
+                jobs: Arc::new(jobs.collect()),
+            };
+            caller.store.enqueue(enqueue).await.unwrap();
+            queues.push(queue);
+        }
+        for expected in [[fits - 4, 4, 0], [0, 2, 1]] {
+            let mut claim = caller.claim_request(1_000, TERM);
+            let first = claim.queues.remove(0);
+            claim.queues.extend(queues.iter().map(|queue| ClaimQueue {
+                queue: queue.clone(),
+                ..first.clone()
+            }));
+            let claimed = caller.store.claim(claim).await.unwrap();
+            let got = queues.iter().map(|queue| {
+                let grants = claimed.grants.iter();
+                let grants = grants.filter(|grant| grant.queue == *queue);
+                grants.map(|grant| grant.leases.len()).sum()
+            });
+            assert_eq!(got.collect::<Vec<usize>>(), expected);
+        }
     }
 }

@@ -2,15 +2,14 @@
 
 use std::time::Duration;
 
-use leasehold::JobId;
-use leasehold::Store;
-use leasehold::clock::ManualClock;
+use leasehold::clock::{ManualClock, SystemClock};
 use leasehold::store::{
     Checkpoint, CheckpointRequest, EnqueueRequest, PruneRequest, SettleRequest,
 };
+use leasehold::{JobId, Store, inspect};
 use tokio_postgres::types::Type;
 
-use crate::server::Server;
+use crate::server::{Server, shared};
 use crate::{Caller, complete, job};
 
 const SQL: &str = include_str!("../../src/store/postgres/prune.sql");
@@ -34,7 +33,7 @@ async fn read(tx: &tokio_postgres::Transaction<'_>, table: &str) -> i64 {
 async fn a_prune_reads_little_of_a_long_backlog() {
     const LONG: i64 = 20_000;
     let server = Server::start(&["fsync=off", "autovacuum=off"]);
-    let mut caller = Caller::new(server.store(leasehold::clock::SystemClock).await).await;
+    let mut caller = Caller::new(server.store(SystemClock).await).await;
     caller.enqueue(1).await;
     let db = server.client().await;
     let fill = format!(
@@ -125,7 +124,7 @@ async fn keys_past_their_window_go_in_transactions_of_so_many() {
 #[ignore = "needs postgresql: ./tests/run"]
 async fn what_is_noted_of_a_lease_goes_with_it() {
     let server = Server::start(&["fsync=off"]);
-    let mut caller = Caller::new(server.store(leasehold::clock::SystemClock).await).await;
+    let mut caller = Caller::new(server.store(SystemClock).await).await;
     caller.enqueue(4).await;
     let grant = caller.claim(4, Duration::from_secs(60)).await.remove(0);
     let receipts: Vec<_> = grant
@@ -157,5 +156,47 @@ async fn what_is_noted_of_a_lease_goes_with_it() {
         let verdicts = caller.store.settle(settle).await.unwrap();
         assert!(verdicts.iter().all(|verdict| verdict.is_held()));
         assert_eq!(notes().await, left);
+    }
+}
+
+/// One slow job does not keep the records of the others of its grant.
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn the_records_of_ended_leases_go_once_they_are_half() {
+    const LARGE: usize = 50_000;
+    let mut caller = Caller::new(shared().store(SystemClock).await).await;
+    let jobs = (0..4).map(|n| {
+        let mut new = job();
+        new.payload = vec![n; LARGE].into();
+        (JobId::generate(), new)
+    });
+    let enqueue = EnqueueRequest {
+        request: caller.request(),
+        jobs: jobs.collect::<Vec<_>>().into(),
+    };
+    caller.store.enqueue(enqueue.clone()).await.unwrap();
+    let grant = caller.claim(4, Duration::from_secs(60)).await.remove(0);
+    let db = shared().client().await;
+    let stored = async || -> usize {
+        let size = "SELECT octet_length(records) FROM leasehold.records WHERE id = $1";
+        let id = grant.id.get() as i64;
+        let row = db.query_one(size, &[&id]).await.unwrap();
+        row.get::<_, i32>(0) as usize / LARGE
+    };
+    assert_eq!(stored().await, 4);
+    // The first and the last stay.
+    for (ended, left) in [(1, 4), (2, 2)] {
+        let settle = SettleRequest {
+            request: caller.request(),
+            settlements: vec![complete(grant.receipt(&grant.leases[ended]))],
+        };
+        let verdicts = caller.store.settle(settle).await.unwrap();
+        assert!(verdicts[0].is_held());
+        assert_eq!(stored().await, left);
+    }
+    for at in [0, 3] {
+        let view = inspect::job(&caller.store, enqueue.jobs[at].0).await;
+        let view = view.unwrap().unwrap();
+        assert_eq!(view.job.payload, enqueue.jobs[at].1.payload);
     }
 }

@@ -5,6 +5,7 @@ use super::driver::{
     surrender,
 };
 use crate::error::ErrorKind;
+use crate::inspect;
 use crate::job::{JobState, limits};
 use crate::lease::{FencingToken, Verdict};
 use crate::store::{ClaimQueue, ClaimRequest, Command, LeaseSelect, Outcome, Renewal, Select};
@@ -556,7 +557,8 @@ pub async fn settlements_ride_along(d: &Driver) {
 }
 
 /// Settlements ride along wherever their leases are: with another queue's claim, of several queues at
-/// once, with a claim that finds no queue; and under whatever session.
+/// once, with a claim that finds no queue; and under whatever session. What is refused is counted where its
+/// lease was.
 pub async fn settlements_of_other_queues_ride_along(d: &Driver) {
     let of = |name: &str| job().queue(name).expect("a name").retention(secs(60));
     let from = |name: &str| {
@@ -581,6 +583,7 @@ pub async fn settlements_of_other_queues_ride_along(d: &Driver) {
         ("b", d, vec![&nowhere, &b[1]], vec![fenced, HELD]),
         ("nowhere", d, vec![&a[2], &nowhere], vec![HELD, fenced]),
         ("b", &other, vec![&b[2]], vec![HELD]),
+        ("a", d, vec![&b[2]], vec![fenced]),
     ] {
         let riders = riders.into_iter().map(|held| (held, complete()));
         let mut settle = d.settle_request(riders.collect());
@@ -591,6 +594,11 @@ pub async fn settlements_of_other_queues_ride_along(d: &Driver) {
     }
     for held in a.iter().chain(&b) {
         assert_eq!(d.state(held.id()).await, Some(JobState::Completed));
+    }
+    for (name, refused) in [("a", 0), ("b", 1)] {
+        let view = inspect::queue(d.store(), &queue_named(name)).await;
+        let view = view.expect("the queues").expect("the queue is there");
+        assert_eq!(view.ledger.fenced, refused, "{name}");
     }
 }
 
@@ -828,6 +836,28 @@ pub async fn overdue_is_work_while_the_clock_is_behind(d: &Driver) {
             assert_eq!(error.kind(), ErrorKind::TokensAhead, "{error}");
             d.advance(secs(400) - TERM).await;
             assert_eq!(d.claim_ids(9).await, last);
+        }
+    }
+}
+
+/// So is what a settlement brings back that rides along.
+pub async fn a_surrender_is_work_while_the_clock_is_behind(d: &Driver) {
+    d.settled(&d.held(job()).await, complete()).await;
+    d.advance(secs(400)).await;
+    let held = d.held(job()).await;
+    d.set_back(secs(300)).await;
+    let mut request = d.claim_request(1);
+    let mut settle = d.settle_request(vec![(&held, surrender())]);
+    settle.request = d.request_on(7);
+    request.settle = Some(settle);
+    match d.store().claim(request).await {
+        Ok(claimed) => {
+            let got: Vec<_> = Held::all(&claimed).iter().map(Held::id).collect();
+            assert_eq!(got, [held.id()]);
+        }
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::TokensAhead, "{error}");
+            assert_eq!(d.state(held.id()).await, Some(JobState::Ready));
         }
     }
 }

@@ -1,7 +1,8 @@
 //! control: operators' commands, each on record.
 
 use super::driver::{
-    Driver, LIFETIME, TERM, bury, complete, job, queue, queue_named, retry, secs, snooze, surrender,
+    Driver, Held, LIFETIME, TERM, bury, complete, job, queue, queue_named, retry, secs, snooze,
+    surrender,
 };
 use crate::clock::Timestamp;
 use crate::error::ErrorKind;
@@ -230,6 +231,16 @@ pub async fn cancel_of_a_pending_job(d: &Driver) {
     d.advance(secs(5)).await;
     assert!(d.claim(9).await.is_empty());
     assert_eq!(d.ledger().await.cancelled, 0, "no lease ended");
+}
+
+/// A job that is gone is not cancelled, also where others of its grant are still there.
+pub async fn cancel_of_a_job_that_is_gone(d: &Driver) {
+    d.enqueue_many(4).await;
+    let held = d.claim(4).await;
+    d.settled(&held[1], complete()).await;
+    let cancel = |held: &Held| Command::Cancel(Select::Job(held.id()));
+    assert_eq!(d.control(cancel(&held[1])).await.done, 0);
+    assert_eq!(d.control(cancel(&held[2])).await.done, 1);
 }
 
 /// Cancelling a leased job only sets a flag: the lease stays valid.

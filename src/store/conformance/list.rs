@@ -74,6 +74,7 @@ macro_rules! __conformance_cases {
                 as_many_as_asked_of_several_queues
                 finding_nothing_needs_no_token
                 overdue_is_work_while_the_clock_is_behind
+                a_surrender_is_work_while_the_clock_is_behind
                 visits_no_queue_in_vain
                 siblings_of_a_late_rider_expire
                 as_many_tokens_as_fit
@@ -211,6 +212,7 @@ macro_rules! __conformance_cases {
                 pause_comes_before_the_first_job
                 holders_do_not_notice_a_pause
                 cancel_of_a_pending_job
+                cancel_of_a_job_that_is_gone
                 cancel_of_a_leased_job_is_a_flag
                 complete_and_bury_win_over_cancel
                 retry_and_surrender_end_in_cancelled

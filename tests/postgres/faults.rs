@@ -1,6 +1,6 @@
 //! The server restarts, connections die, a client freezes in the middle of a transaction.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::clock::SystemClock;
 use leasehold::inspect;
@@ -189,15 +189,22 @@ async fn another_process_is_woken() {
     let there = PostgresStore::with(server.config(), options).await.unwrap();
     let mut there = Caller::new(there).await;
     let queue = [leasehold::job::QueueName::default()];
+    let mut took = Vec::new();
     for _ in 0..5 {
         let waiting = tokio::spawn({
             let (here, queue) = (here.clone(), queue.clone());
             async move { here.wait(&queue, false, Duration::from_secs(600)).await }
         });
+        // It sleeps by then, and would look by itself a second after it began.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let start = Instant::now();
         there.enqueue(1).await;
         waiting.await.unwrap().unwrap();
+        took.push(start.elapsed());
         assert!(there.claim_one(TERM).await.is_some());
     }
+    took.sort_unstable();
+    assert!(took[2] < Duration::from_millis(400), "{took:?}");
 }
 
 /// The rows of the counts are put together after the commit: trouble with that is not the call's.

@@ -293,6 +293,23 @@ pub async fn a_forged_proof_beside_good_ones(d: &Driver) {
     }
 }
 
+/// The same where nothing but completions is asked for, and nothing is noted of the leases.
+pub async fn a_forged_proof_beside_good_completions(d: &Driver) {
+    for forged in 0..3 {
+        d.enqueue_many(3).await;
+        let mut held = d.claim(3).await;
+        let good = held[forged].clone();
+        held[forged].receipt.nonce = Nonce::from_bytes([9; 16]);
+        let all = held.iter().map(|held| (held, complete())).collect();
+        let verdicts = d.store().settle(d.settle_request(all)).await;
+        let mut expected = [HELD; 3];
+        expected[forged] = Verdict::Fenced;
+        assert_eq!(verdicts.expect("settle"), expected);
+        assert_eq!(d.state(good.id()).await, Some(JobState::Leased));
+        d.settled(&good, complete()).await;
+    }
+}
+
 /// The same for the other parts of a receipt: a job or a token of another lease beside good ones.
 pub async fn a_mixed_receipt_beside_good_ones(d: &Driver) {
     d.enqueue_many(4).await;

@@ -133,6 +133,7 @@ macro_rules! __conformance_cases {
                 a_receipt_survives_its_text
                 setting_the_clock_back_revives_nothing
                 a_forged_proof_beside_good_ones
+                a_forged_proof_beside_good_completions
                 a_mixed_receipt_beside_good_ones
                 a_proof_is_of_one_claim
                 a_token_beside_its_grant_is_fenced
@@ -149,6 +150,7 @@ macro_rules! __conformance_cases {
                 late_is_accepted_and_counted
                 late_begins_at_the_deadline
                 late_begins_at_the_deadline_they_share
+                grants_complete_in_turns
                 a_receipt_settles_once
                 verdicts_come_in_order
                 nothing_is_fine

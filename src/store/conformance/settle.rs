@@ -206,6 +206,12 @@ pub async fn grants_complete_in_turns(d: &Driver) {
     assert_eq!(verdicts, [HELD; 4]);
     let ledger = d.ledger().await;
     assert_eq!((ledger.completed, ledger.live), (8, 0));
+
+    let held = d.held(job()).await;
+    let twice = d.settle_request(vec![(&held, complete()), (&held, complete())]);
+    let verdicts = d.store().settle(twice).await.expect("settle");
+    assert_eq!(verdicts, [HELD, Verdict::Fenced]);
+    assert_eq!(d.ledger().await.completed, 9);
 }
 
 /// A receipt settles once, also within one call.

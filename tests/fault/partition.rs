@@ -116,15 +116,27 @@ async fn partitions_and_delays_on_postgres() {
     all_cut_off(Engine::Postgres, cases, 1).await;
 }
 
-/// In every way at once; and in so many of them again, with registers that are not fenced.
+/// In every way, at once if the engine lets it; and in so many of them again, with registers that are not fenced.
 async fn all_cut_off(engine: Engine, cases: [&'static str; 5], controls: usize) {
     let arm = |case, mode, fenced| tokio::spawn(cut_off(engine, case, mode, fenced));
-    let runs = cases.into_iter().zip(MODES).enumerate();
-    let runs = runs.map(|(nth, (case, mode))| {
-        let control = (nth < controls).then(|| arm(case, mode, false));
-        (case, arm(case, mode, true), control)
-    });
-    for (case, fenced, unfenced) in runs.collect::<Vec<_>>() {
+    // A server of PostgreSQL is many processes: two of them keep a small machine busy, and five so much that
+    // it is the machine which is judged.
+    let at_once = match engine {
+        Engine::Postgres => 2,
+        _ => cases.len(),
+    };
+    let mut runs = cases.into_iter().zip(MODES).enumerate().peekable();
+    let mut under_way = std::collections::VecDeque::new();
+    while runs.peek().is_some() || !under_way.is_empty() {
+        while under_way.len() < at_once
+            && let Some((nth, (case, mode))) = runs.next()
+        {
+            let control = (nth < controls).then(|| arm(case, mode, false));
+            under_way.push_back((case, arm(case, mode, true), control));
+        }
+        let Some((case, fenced, unfenced)) = under_way.pop_front() else {
+            break;
+        };
         let judged = fenced.await.unwrap();
         judged.assert_sound(case);
         assert!(judged.row.refused >= KEYS as u64, "{case}: who was stale?");

@@ -122,8 +122,10 @@ async fn all_cut_off(engine: Engine, cases: [&'static str; 5], controls: usize) 
     // A server of PostgreSQL is many processes: two of them keep a small machine busy, and five so much that
     // it is the machine which is judged.
     let at_once = match engine {
+        #[cfg(feature = "postgres")]
         Engine::Postgres => 2,
-        _ => cases.len(),
+        #[cfg(feature = "redis")]
+        Engine::Redis => cases.len(),
     };
     let mut runs = cases.into_iter().zip(MODES).enumerate().peekable();
     let mut under_way = std::collections::VecDeque::new();

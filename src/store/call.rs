@@ -129,8 +129,8 @@ pub struct ClaimRequest {
     pub max: usize,
     /// Whether one of them may be a suspect. A process says so only while it holds none.
     pub admit_suspect: bool,
-    /// Settlements that ride along, under their own request id, so that they can be repeated alone.
-    /// They are applied first, and stand even if the claim is refused.
+    /// Settlements that ride along, under their own request id and on their own lane, so that they can be
+    /// repeated alone. They are applied first, and stand even if the claim is refused.
     pub settle: Option<SettleRequest>,
 }
 
@@ -162,7 +162,16 @@ impl ClaimRequest {
             positive("term", queue.term)?;
             positive("max_lifetime", queue.max_lifetime)?;
         }
-        self.settle.as_ref().map_or(Ok(()), SettleRequest::validate)
+        let Some(settle) = &self.settle else {
+            return Ok(());
+        };
+        // A repeat would find them overtaken by the claim itself.
+        let (own, of) = (self.request, settle.request);
+        if own.session == of.session && own.lane == of.lane {
+            let found = format_args!("lane {}, the claim's own", of.lane);
+            return Err(Error::invalid("settle", found, "a lane of its own"));
+        }
+        settle.validate()
     }
 }
 

@@ -110,9 +110,9 @@ async fn settle(caller: &mut Caller, receipts: Vec<Receipt>) {
 #[ignore = "needs postgresql: ./tests/run"]
 async fn each_verb_has_its_statement() {
     let mut scene = Scene::new().await;
-    scene.caller.enqueue(6).await;
+    scene.caller.enqueue(8).await;
     assert_eq!(scene.seen().await, ["enqueue_plain"]);
-    let first = scene.caller.claim(3, TERM).await.remove(0);
+    let first = scene.caller.claim(5, TERM).await.remove(0);
     assert_eq!(scene.seen().await, ["claim_plain"]);
     let second = scene.caller.claim(1, TERM).await.remove(0);
     assert_eq!(scene.seen().await, ["claim_plain"]);
@@ -122,6 +122,8 @@ async fn each_verb_has_its_statement() {
     // A part of a grant, then parts of two, then the rest together with a claim.
     let mut receipts = first.leases.iter().map(|lease| first.receipt(lease));
     settle(&mut scene.caller, vec![receipts.next().unwrap()]).await;
+    assert_eq!(scene.seen().await, ["settle_plain"]);
+    settle(&mut scene.caller, receipts.by_ref().take(2).collect()).await;
     assert_eq!(scene.seen().await, ["settle_plain"]);
     let two = vec![second.receipt(&second.leases[0]), receipts.next().unwrap()];
     settle(&mut scene.caller, two).await;
@@ -148,7 +150,7 @@ async fn each_verb_has_its_statement() {
     }
 
     let ledger = inspect::ledger(&scene.caller.store).await.unwrap();
-    assert_eq!((ledger.granted, ledger.completed), (11, 4));
+    assert_eq!((ledger.granted, ledger.completed), (13, 6));
 
     // Control arm: a receipt that was used up is not plain.
     let settle = SettleRequest {
@@ -159,6 +161,33 @@ async fn each_verb_has_its_statement() {
     assert!(verdicts[0].is_fenced());
     let seen = scene.seen().await;
     assert!(!seen[0].ends_with("_plain"), "{seen:?}");
+}
+
+/// To connect costs more than any call.
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn calls_keep_their_connections() {
+    let server = Server::start(&["fsync=off"]);
+    let mut caller = Caller::new(server.store(SystemClock).await).await;
+    let witness = server.client().await;
+    let connected = async || -> Vec<i32> {
+        let all = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'";
+        let rows = witness.query(all, &[]).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect()
+    };
+    caller.enqueue(1).await;
+    let before = connected().await;
+    for _ in 0..3 {
+        caller.enqueue(1).await;
+        let grant = caller.claim(1, TERM).await.remove(0);
+        settle(&mut caller, vec![grant.receipt(&grant.leases[0])]).await;
+    }
+    let after = connected().await;
+    assert!(before.len() > 1, "{before:?}");
+    assert!(
+        before.iter().all(|pid| after.contains(pid)),
+        "{before:?} {after:?}"
+    );
 }
 
 /// A claim that finds nothing waits for nobody who has its queue in hand, whatever others have in line.

@@ -23,6 +23,30 @@ use tokio_postgres::{Client, Config, NoTls};
 const NOBODY: u32 = 65_534;
 /// How long a server may take to start. Only a hang takes that long.
 const READY_WITHIN: Duration = Duration::from_secs(120);
+/// How long a server may take to quit before it is killed.
+const QUITS_WITHIN: Duration = Duration::from_secs(2);
+
+/// Takes a server away when the input ends. Each of its processes is a group of its own, and may be frozen.
+/// One that is asked to quit gives back its shared memory, of which the system has so many pieces only; of one
+/// that was killed, the second number of line 7 names it.
+const CLEAN: &str = r#"
+    cat > /dev/null
+    exec 2> /dev/null
+    file=$1/data/postmaster.pid
+    pid=$(sed -n 1p "$file")
+    piece=$(sed -n 7p "$file")
+    if ps -p "$pid" -o args= | grep -qF "$1"; then
+        all="$pid $(grep -ls "^PPid:.$pid\$" /proc/[0-9]*/status | cut -d / -f 3)"
+        kill -QUIT "$pid"
+        kill -CONT $all
+        for _ in 1 2 3 4 5 6 7 8 9 10; do kill -0 "$pid" || break; sleep 0.1; done
+        kill -KILL $all
+        sleep 0.2
+    fi
+    [ -z "$piece" ] || ipcrm -m "${piece##* }"
+    umount -l "$1/small"
+    rm -rf "$1"
+"#;
 
 /// A running server.
 pub(crate) struct Server {
@@ -103,6 +127,11 @@ fn run(command: &mut Command) {
     assert!(done.status.success(), "{command:?}: {text}");
 }
 
+/// Copies a directory with all that is in it.
+fn copy(from: &Path, to: &Path) {
+    run(command(Path::new("cp")).arg("-a").args([from, to]));
+}
+
 impl Server {
     /// Starts a fresh server.
     pub(crate) fn start(settings: &[&str]) -> Self {
@@ -126,20 +155,21 @@ impl Server {
     /// A server that has not been started.
     fn made(settings: &[&str]) -> Self {
         let server = Self::empty(settings);
-        run(command(&server.bin.join("initdb"))
-            .args([
-                "-U",
-                "postgres",
-                "-A",
-                "trust",
-                "-E",
-                "UTF8",
-                "--locale=C",
-                "-N",
-                "-D",
-            ])
-            .arg(server.data()));
+        copy(&Self::fresh().data(), &server.data());
         server
+    }
+
+    /// What every server starts from, made once: that takes longer than all else about a server.
+    fn fresh() -> &'static Self {
+        static FRESH: OnceLock<Server> = OnceLock::new();
+        FRESH.get_or_init(|| {
+            let server = Self::empty(&[]);
+            run(command(&server.bin.join("initdb"))
+                .args(["-U", "postgres", "-A", "trust", "-E", "UTF8"])
+                .args(["--locale=C", "-N", "-D"])
+                .arg(server.data()));
+            server
+        })
     }
 
     /// A place for a server, without data.
@@ -150,14 +180,8 @@ impl Server {
             .expect("a directory")
             .keep();
         give_away(&dir);
-        // Each process of the server is a group of its own, and may be frozen.
-        let clean = "cat > /dev/null; pid=$(head -n 1 \"$1/data/postmaster.pid\" 2> /dev/null); \
-                     [ -z \"$pid\" ] || kill -KILL \"$pid\" \
-                       $(grep -ls \"^PPid:.$pid\\$\" /proc/[0-9]*/status | cut -d / -f 3) \
-                       2> /dev/null; sleep 0.2; \
-                     umount -l \"$1/small\" 2> /dev/null; rm -rf \"$1\"";
         let watch = Command::new("sh")
-            .args(["-c", clean, "sh"])
+            .args(["-c", CLEAN, "sh"])
             .arg(&dir)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
@@ -205,9 +229,9 @@ impl Server {
     }
 
     fn copy(&self, from: &str, to: &str) {
-        let (from, to) = (self.dir.join(from), self.dir.join(to));
+        let to = self.dir.join(to);
         let _ = std::fs::remove_dir_all(&to);
-        run(command(Path::new("cp")).arg("-a").args([from, to]));
+        copy(&self.dir.join(from), &to);
     }
 
     /// A standby that follows this server.
@@ -377,6 +401,19 @@ impl Server {
         self.launch();
     }
 
+    /// Ends it at once, but gives back its shared memory.
+    fn quit(&mut self) {
+        if self.alive() {
+            let _ = kill_process(self.pid(), Signal::QUIT);
+            self.resume();
+            let asked = Instant::now();
+            while self.alive() && asked.elapsed() < QUITS_WITHIN {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        self.kill();
+    }
+
     fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
             let pid = Pid::from_raw(child.id().cast_signed()).expect("a process");
@@ -442,7 +479,7 @@ fn stat(pid: Pid) -> Option<Vec<String>> {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.kill();
+        self.quit();
         if let Some(mut watch) = self.watch.take() {
             drop(watch.stdin.take());
             let _ = watch.wait();

@@ -655,6 +655,28 @@ pub async fn overtaken_settlements_do_not_ride(d: &Driver) {
     d.settled(&held, complete()).await;
 }
 
+/// On the lane of their claim they could not be repeated: it would have overtaken them.
+pub async fn settlements_need_a_lane_of_their_own(d: &Driver) {
+    let held = d.held(job()).await;
+    d.enqueue(job()).await;
+    let riders = d.settle_request(vec![(&held, complete())]);
+    let mut request = d.claim_request(1);
+    request.settle = Some(riders.clone());
+    d.unchanged(async || {
+        let error = d.store().claim(request).await.expect_err("one lane");
+        assert_eq!(
+            (error.kind(), error.field()),
+            (ErrorKind::InvalidInput, Some("settle"))
+        );
+    })
+    .await;
+    let mut request = d.claim_request(1);
+    request.settle = Some(riders);
+    // The same number in another session is another lane.
+    request.request = d.other().await.request();
+    assert_eq!(d.claim_as(request).await.settled, [HELD]);
+}
+
 /// A claim that is refused does not take back the settlements that rode with it.
 pub async fn a_refused_claim_keeps_its_settlements(d: &Driver) {
     let held = d.held(job().retention(secs(60))).await;

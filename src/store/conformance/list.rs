@@ -23,6 +23,7 @@ macro_rules! __conformance_cases {
                 names_and_keys_are_checked
                 an_id_is_free_once_its_job_is_gone
                 an_id_that_is_there_is_a_duplicate
+                an_id_twice_in_a_call_is_stored_once
             }
             claim {
                 serves_in_order_of_arrival
@@ -65,6 +66,7 @@ macro_rules! __conformance_cases {
                 settlements_of_other_queues_ride_along
                 many_settlements_ride_along
                 overtaken_settlements_do_not_ride
+                settlements_need_a_lane_of_their_own
                 a_refused_claim_keeps_its_settlements
                 no_job_goes_to_two_claimers
                 a_surrenders_mark_raises_the_floor
@@ -295,6 +297,7 @@ macro_rules! __conformance_cases {
                 claim_of_nothing_stays_nothing
                 claim_answers_its_settlements_again
                 settle_settles_once
+                completions_settle_once
                 settle_under_a_new_id_is_fenced
                 checkpoint_saves_once
                 reap_expires_once

@@ -177,6 +177,31 @@ pub async fn settle_settles_once(d: &Driver) {
     assert_eq!((again.job.failures, d.ledger().await.fenced), (1, 0));
 }
 
+/// So are completions, however many, by themselves and riding along.
+pub async fn completions_settle_once(d: &Driver) {
+    d.enqueue_many(6).await;
+    let held = d.claim(6).await;
+    let all = |held: &[Held]| {
+        let ends = held.iter().map(|held| (held, complete()));
+        d.settle_request(ends.collect())
+    };
+    let settle = all(&held[..3]);
+    for _ in 0..2 {
+        let verdicts = d.store().settle(settle.clone()).await;
+        assert_eq!(verdicts.expect("settle"), [HELD; 3]);
+    }
+    let mut claim = d.claim_request(1);
+    let mut riders = all(&held[3..]);
+    riders.request = d.request_on(3);
+    claim.settle = Some(riders.clone());
+    for _ in 0..2 {
+        assert_eq!(d.claim_as(claim.clone()).await.settled, [HELD; 3]);
+    }
+    assert_eq!(d.store().settle(riders).await.expect("settle"), [HELD; 3]);
+    let ledger = d.ledger().await;
+    assert_eq!((ledger.completed, ledger.fenced), (6, 0));
+}
+
 /// Under a new id a second settlement is fenced: it may be one's own success.
 pub async fn settle_under_a_new_id_is_fenced(d: &Driver) {
     let held = d.held(job()).await;

@@ -147,9 +147,8 @@ impl PostgresStore {
             return Ok(None);
         };
         let names: Vec<&str> = request.queues.iter().map(|q| q.queue.as_str()).collect();
-        if riders_id.is_some_and(|id| {
-            id.session != request.request.session || id.lane == request.request.lane
-        }) || has_twins(&names)
+        if riders_id.is_some_and(|id| id.session != request.request.session)
+            || has_twins(&names)
             || !self.shared.base.claims.may_try()
         {
             return Ok(None);

@@ -29,7 +29,7 @@ end
 if #grants > 0 then
   local lane_of, seq_of, _, _, heard_of = read('<c4I8I1I2I8', ARGV[5])
   local kept_of = call('HGET', SESSION, lane_of)
-  if lane_of == lane or now - heard_of > SESSION_IDLE or kept_of and read('<I8', kept_of) >= seq_of then return NOT_PLAIN end
+  if now - heard_of > SESSION_IDLE or kept_of and read('<I8', kept_of) >= seq_of then return NOT_PLAIN end
 end
 
 -- What is taken, in parts, and the lines that they are from; of segments in two elements also these.

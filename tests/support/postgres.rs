@@ -35,7 +35,7 @@ const CLEAN: &str = r#"
     file=$1/data/postmaster.pid
     pid=$(sed -n 1p "$file")
     piece=$(sed -n 7p "$file")
-    if ps -p "$pid" -o args= | grep -qF "$1"; then
+    if grep -qsF "$1" "/proc/$pid/cmdline"; then
         all="$pid $(grep -ls "^PPid:.$pid\$" /proc/[0-9]*/status | cut -d / -f 3)"
         kill -QUIT "$pid"
         kill -CONT $all

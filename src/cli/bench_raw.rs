@@ -10,7 +10,7 @@ use rusqlite::Connection;
 use tokio::task::JoinSet;
 
 use super::Trouble;
-use super::bench_run::{BATCH, Bare, Count, Numbered, Tally, rate};
+use super::bench_run::{BATCH, Bare, Count, Numbered, Tally, gathered, rate};
 use crate::clock::monotonic;
 use crate::job::Namespace;
 use crate::store::postgres::bare::Table;
@@ -144,8 +144,8 @@ pub(super) async fn redis(
                     return Ok(());
                 }
                 let numbers = from..(from + BATCH).min(jobs);
-                let batch: Result<Vec<_>, Trouble> = numbers.map(|n| encode(&make(n))).collect();
-                list.push(&batch?).await?;
+                let batch = gathered(numbers, |n| encode(&make(n)))?;
+                list.push(&batch).await?;
             }
         });
     }
@@ -181,8 +181,8 @@ async fn through(table: &Table, jobs: usize, payload: usize) -> Result<Rates, Tr
     let began = monotonic();
     for from in (0..jobs).step_by(BATCH) {
         let numbers = from..(from + BATCH).min(jobs);
-        let batch: Result<Vec<_>, Trouble> = numbers.map(|n| encode(&make(n))).collect();
-        table.push(&batch?).await?;
+        let batch = gathered(numbers, |n| encode(&make(n)))?;
+        table.push(&batch).await?;
     }
     let enqueue = rate(jobs, began.elapsed());
     let began = monotonic();

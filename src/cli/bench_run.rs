@@ -1,5 +1,6 @@
 //! The store under measurement: typed jobs through the client and a worker.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -181,8 +182,8 @@ async fn enqueue(client: &Client, jobs: usize, payload: usize) -> Result<(), Tro
                     return Ok(());
                 }
                 let numbers = from..(from + batch).min(jobs);
-                let batch: Result<Vec<_>, _> = numbers.map(|n| NewJob::of(&make(n))).collect();
-                client.enqueue_all(batch?).await?;
+                let batch = gathered(numbers, |n| NewJob::of(&make(n)))?;
+                client.enqueue_all(batch).await?;
             }
         });
     }
@@ -192,6 +193,18 @@ async fn enqueue(client: &Client, jobs: usize, payload: usize) -> Result<(), Tro
             .map_err(|error: crate::Error| Trouble::from(error))?;
     }
     Ok(())
+}
+
+/// The jobs of one call. `collect` of results would not know how many come, and grow as it goes.
+pub(super) fn gathered<T, E>(
+    numbers: Range<usize>,
+    make: impl Fn(usize) -> Result<T, E>,
+) -> Result<Vec<T>, E> {
+    let mut batch = Vec::with_capacity(numbers.len());
+    for n in numbers {
+        batch.push(make(n)?);
+    }
+    Ok(batch)
 }
 
 async fn completed(client: &Client, queue: &str) -> Result<u64, Trouble> {

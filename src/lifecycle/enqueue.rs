@@ -13,9 +13,10 @@ use crate::job::{JobId, Kind, NewJob, QueueName, at_most, limits};
 use crate::observe::{Event, Observers, metrics, trace};
 use crate::store::{EnqueueRequest, Enqueued};
 
-/// Calls beside each other: one is packed while the other is stored. Jobs of callers that do not wait for
-/// each other have no order.
-const LANES: usize = 2;
+/// Calls beside each other: some are packed or answered while others are stored. With two, eight callers of a
+/// hundred jobs each had two thirds of the rate on Redis. Jobs of callers that do not wait for each other have
+/// no order.
+const LANES: usize = 4;
 
 /// Enqueues for one process.
 #[derive(Clone)]

@@ -2,8 +2,8 @@
 //!
 //! A single job costs a store as much as a hundred. One driver runs while there is something to
 //! send; it is a task of its own, so that a caller that gives up does not take its neighbours'
-//! items with it. Where order does not matter, another one runs beside it once so much waits that
-//! merging more would save nothing: one side packs while the other one stores.
+//! items with it. Where order does not matter, others run beside it once so much waits that merging more
+//! would save little: the store has the next call at hand when it is done with one.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -21,9 +21,9 @@ use crate::store::{RequestId, Store};
 /// How long a call is repeated before its callers are told that the result is unknown.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 
-/// Items that are worth a call of their own beside one that is under way: what a call costs by itself
-/// no longer shows in what they cost.
-const BESIDE: usize = 400;
+/// Items that are worth a call of their own beside those that are under way: what a call costs by itself
+/// hardly shows in what they cost.
+const BESIDE: usize = 200;
 
 /// One merged call, under way.
 pub(crate) type Sending<A> = Pin<Box<dyn Future<Output = Result<Vec<A>>> + Send>>;

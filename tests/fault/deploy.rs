@@ -74,7 +74,7 @@ async fn roll(by: Signal, rounds: usize) -> (Stage, QueueView, Vec<JobView>, Jud
 #[ignore = "needs redis-server: ./tests/run"]
 async fn rolling_deploy() {
     const CASE: &str = "rolling deploy";
-    let _machine = MACHINE.read().await;
+    let _machine = MACHINE.write().await;
     let rounds = if in_campaign() { 10 } else { 1 };
     let control = tokio::spawn(roll(Signal::KILL, 1));
     let (stage, view, jobs, judged) = roll(Signal::TERM, rounds).await;

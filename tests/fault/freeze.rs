@@ -225,7 +225,7 @@ async fn locked_out(term: Duration) -> (World, Killed, QueueView) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frozen_inside_a_transaction() {
-    let _machine = MACHINE.read().await;
+    let _machine = MACHINE.write().await;
     let (world, released, _) = locked_out(TERM).await;
     let short = world.look().await;
     let jobs = world.jobs(JobState::Completed).await;

@@ -67,7 +67,7 @@ mod together;
 
 use tokio::sync::RwLock;
 
-/// The case with a bound on time has the machine for itself; the others share it.
+/// A case with a bound on time has the machine for itself; the others share it.
 static MACHINE: RwLock<()> = RwLock::const_new(());
 
 /// Whether the long run was asked for.

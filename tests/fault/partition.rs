@@ -91,7 +91,7 @@ async fn cut_off(engine: Engine, case: &str, mode: Mode, fenced: bool) -> Judgem
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn partitions_and_delays() {
-    let _machine = MACHINE.read().await;
+    let _machine = MACHINE.write().await;
     let cases = [
         "partition, both ways",
         "partition, requests lost",
@@ -106,7 +106,7 @@ async fn partitions_and_delays() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn partitions_and_delays_on_postgres() {
-    let _machine = MACHINE.read().await;
+    let _machine = MACHINE.write().await;
     let cases = [
         "partition, both ways, PostgreSQL",
         "partition, requests lost, PostgreSQL",

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tracing::{Instrument as _, debug_span, info_span};
 
 use super::lane::Session;
-use super::merge::Merger;
+use super::merge::{Item, Merger};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::job::{JobId, Kind, NewJob, QueueName, at_most, limits};
 use crate::observe::{Event, Observers, metrics, trace};
@@ -21,7 +21,7 @@ const LANES: usize = 4;
 /// Enqueues for one process.
 #[derive(Clone)]
 pub(crate) struct Enqueuer {
-    merger: Arc<Merger<(JobId, NewJob), Enqueued>>,
+    merger: Arc<Merger<NewJob, Enqueued>>,
 }
 
 impl Enqueuer {
@@ -59,7 +59,7 @@ impl Enqueuer {
     pub(crate) async fn enqueue(&self, mut jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
         let span = info_span!("enqueue", otel.kind = "producer", jobs = jobs.len());
         span.in_scope(|| trace::inject(&mut jobs));
-        let (jobs, weight) = named(jobs)?;
+        let weight = weighed(&jobs)?;
         if jobs.is_empty() {
             return Ok(Vec::new());
         }
@@ -71,18 +71,33 @@ impl Enqueuer {
     }
 }
 
-/// Checks the jobs of one call, and gives them their ids. Also returns what they weigh.
-pub(crate) fn named(jobs: Vec<NewJob>) -> Result<(Vec<(JobId, NewJob)>, usize)> {
+impl Item for NewJob {
+    type Sent = (JobId, Self);
+
+    fn join(jobs: Vec<Self>, call: &mut Vec<Self::Sent>) {
+        call.extend(JobId::generate_some(jobs.len()).zip(jobs));
+    }
+}
+
+/// Checks the jobs of one call, and gives them their ids.
+pub(crate) fn named(jobs: Vec<NewJob>) -> Result<Vec<(JobId, NewJob)>> {
+    weighed(&jobs)?;
+    let mut named = Vec::with_capacity(jobs.len());
+    NewJob::join(jobs, &mut named);
+    Ok(named)
+}
+
+/// Checks the jobs of one call, and returns what they weigh.
+fn weighed(jobs: &[NewJob]) -> Result<usize> {
     let mut weight = 0;
-    for job in &jobs {
+    for job in jobs {
         job.validate().map_err(|e| e.during(Verb::Enqueue))?;
         weight += job.weight();
     }
     at_most("jobs", jobs.len(), limits::CALL_ITEMS, "jobs in a call")
         .and_then(|()| at_most("jobs", weight, limits::CALL_BYTES, "bytes in a call"))
         .map_err(|e| e.during(Verb::Enqueue))?;
-    let ids = JobId::generate_some(jobs.len());
-    Ok((ids.zip(jobs).collect(), weight))
+    Ok(weight)
 }
 
 /// A store that answers for fewer jobs than it was given.

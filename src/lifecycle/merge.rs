@@ -28,15 +28,27 @@ const BESIDE: usize = 200;
 /// One merged call, under way.
 pub(crate) type Sending<A> = Pin<Box<dyn Future<Output = Result<Vec<A>>> + Send>>;
 
+/// What callers ask for.
+pub(crate) trait Item: Send + Sync + Sized + 'static {
+    /// What goes into a call for it.
+    type Sent: Send + Sync + 'static;
+
+    /// Adds what goes into a call for the items of one caller. Each is moved once, whoever it is merged with.
+    fn join(items: Vec<Self>, call: &mut Vec<Self::Sent>);
+}
+
 /// What a merger does with the items that it has gathered: one answer for each, in order.
-pub(crate) trait Deliver<T, A>:
-    Fn(Arc<dyn Store>, RequestId, Arc<Vec<T>>) -> Sending<A>
+pub(crate) trait Deliver<T: Item, A>:
+    Fn(Arc<dyn Store>, RequestId, Arc<Vec<T::Sent>>) -> Sending<A>
 {
 }
-impl<T, A, F: Fn(Arc<dyn Store>, RequestId, Arc<Vec<T>>) -> Sending<A>> Deliver<T, A> for F {}
+impl<T: Item, A, F> Deliver<T, A> for F where
+    F: Fn(Arc<dyn Store>, RequestId, Arc<Vec<T::Sent>>) -> Sending<A>
+{
+}
 
 /// Merges calls of one verb.
-pub(crate) struct Merger<T, A> {
+pub(crate) struct Merger<T: Item, A> {
     verb: Verb,
     session: Arc<Session>,
     send: Box<dyn Deliver<T, A> + Send + Sync>,
@@ -74,7 +86,7 @@ struct Entry<T, A> {
 
 type Caller<A> = oneshot::Sender<Result<Vec<A>>>;
 
-impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Merger<T, A> {
+impl<T: Item, A: Send + 'static> Merger<T, A> {
     pub(crate) fn new(
         verb: Verb,
         session: Arc<Session>,
@@ -164,17 +176,11 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Merger<T, A> {
 
     async fn deliver(&self, lane: &mut Lane, entries: Vec<Entry<T, A>>) {
         let count: usize = entries.iter().map(|entry| entry.items.len()).sum();
-        let mut items = Vec::new();
+        let mut items = Vec::with_capacity(count);
         let mut callers = Vec::with_capacity(entries.len());
-        for mut entry in entries {
+        for entry in entries {
             callers.push((entry.answer, entry.items.len()));
-            if items.is_empty() {
-                // Those of a caller that is alone are not moved.
-                items = entry.items;
-                items.reserve_exact(count - items.len());
-            } else {
-                items.append(&mut entry.items);
-            }
+            T::join(entry.items, &mut items);
         }
         let items = Arc::new(items);
         let answer = loop {
@@ -213,12 +219,12 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Merger<T, A> {
 
 /// Has the lane while it sends. If it is dropped with its runtime, or never run because there is
 /// none, the lane goes back.
-struct Driver<T: Clone + Send + Sync + 'static, A: Send + 'static> {
+struct Driver<T: Item, A: Send + 'static> {
     merger: Arc<Merger<T, A>>,
     lane: Option<Lane>,
 }
 
-impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Driver<T, A> {
+impl<T: Item, A: Send + 'static> Driver<T, A> {
     /// Sends until nothing waits that is worth it.
     async fn drive(mut self) {
         while let Some(lane) = &mut self.lane {
@@ -242,7 +248,7 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Driver<T, A> {
     }
 }
 
-impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Drop for Driver<T, A> {
+impl<T: Item, A: Send + 'static> Drop for Driver<T, A> {
     fn drop(&mut self) {
         if let Some(lane) = self.lane.take() {
             let mut waiting = self.merger.lock();
@@ -261,6 +267,14 @@ impl<T: Clone + Send + Sync + 'static, A: Send + 'static> Drop for Driver<T, A> 
 mod tests {
     use super::*;
     use crate::store::MemoryStore;
+
+    impl Item for () {
+        type Sent = ();
+
+        fn join(items: Vec<Self>, call: &mut Vec<()>) {
+            call.extend(items);
+        }
+    }
 
     /// Sends entries of so many items while no call is answered. Returns the items of each call that is
     /// under way then.

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::enqueue::Enqueuer;
 use super::fence::{Board, Held, HolderClock, Stop};
 use super::lane::Session;
-use super::merge::Merger;
+use super::merge::{Item, Merger};
 use super::settle::Outbox;
 use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Verb};
@@ -116,6 +116,14 @@ struct Buffer {
 impl Buffer {
     fn left(&self) -> usize {
         self.untouched + self.begun.iter().map(|run| run.left()).sum::<usize>()
+    }
+}
+
+impl Item for Checkpoint {
+    type Sent = Self;
+
+    fn join(mut checkpoints: Vec<Self>, call: &mut Vec<Self>) {
+        call.append(&mut checkpoints);
     }
 }
 

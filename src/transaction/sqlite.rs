@@ -44,7 +44,7 @@ impl Within for &Transaction<'_> {
         jobs: Result<Vec<NewJob>>,
         answer: fn(Vec<Enqueued>) -> Result<T>,
     ) -> Result<T> {
-        let (jobs, _) = named(jobs?)?;
+        let jobs = named(jobs?)?;
         store(&**of)?.enqueue_in(self, &jobs).and_then(answer)
     }
 }

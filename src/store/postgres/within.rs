@@ -43,7 +43,7 @@ impl PostgresStore {
         tx: &C,
         jobs: Vec<NewJob>,
     ) -> Result<Vec<Enqueued>> {
-        let (jobs, _) = named(jobs).map_err(|error| at(Verb::Enqueue, error))?;
+        let jobs = named(jobs).map_err(|error| at(Verb::Enqueue, error))?;
         let mut step = Tx::new(tx, &self.shared.base, true);
         let done = async {
             let names = super::enqueue::names(&jobs);

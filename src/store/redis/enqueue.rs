@@ -222,7 +222,9 @@ impl RedisStore {
             let name = &run[0].1.queue;
             if !queues.contains_key(name) {
                 let queue = self.make_queue(name).await?;
-                let places = vec![Vec::new(); queue.partitions.len()];
+                let share = run.len().div_ceil(queue.partitions.len());
+                let places = queue.partitions.iter();
+                let places = places.map(|_| Vec::with_capacity(share)).collect();
                 queues.insert(name, (queue, places));
             }
             if let Some((queue, places)) = queues.get_mut(name) {

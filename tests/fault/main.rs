@@ -65,10 +65,39 @@ mod skew;
 mod storm;
 mod together;
 
-use tokio::sync::RwLock;
+use std::time::Duration;
 
-/// A case with a bound on time has the machine for itself; the others share it.
-static MACHINE: RwLock<()> = RwLock::const_new(());
+use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard, Semaphore, SemaphorePermit};
+
+static MACHINE: Machine = Machine {
+    cases: Semaphore::const_new(4),
+    alone: RwLock::const_new(()),
+};
+
+/// A case with a bound on time has the machine for itself; the others share it, four at a time: they wait for
+/// terms to pass.
+struct Machine {
+    cases: Semaphore,
+    alone: RwLock<()>,
+}
+
+impl Machine {
+    async fn read(&self) -> (SemaphorePermit<'_>, RwLockReadGuard<'_, ()>) {
+        let permit = self.cases.acquire().await.expect("nobody closes it");
+        (permit, self.alone.read().await)
+    }
+
+    /// Waits until all others have had their turn: whoever stands in line here would keep them waiting for the
+    /// longest of those that run.
+    async fn write(&self) -> RwLockWriteGuard<'_, ()> {
+        loop {
+            if let Ok(alone) = self.alone.try_write() {
+                return alone;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
 
 /// Whether the long run was asked for.
 fn in_campaign() -> bool {

@@ -722,7 +722,8 @@ async fn workers_of_one_client_use_the_lanes_of_those_before() {
     );
 }
 
-#[tokio::test(start_paused = true)]
+// In real time, as the store's clock: in none at all the same wait would take any number of claims.
+#[tokio::test]
 async fn a_term_shorter_than_the_way_to_the_store_is_no_loop() {
     let faulty = Faulty::new(memory(), |verb| match verb {
         Verb::Claim => Fate::Late(Duration::from_millis(30)),

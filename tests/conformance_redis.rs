@@ -210,6 +210,26 @@ impl Store for Searched {
 #[test]
 #[ignore = "needs redis-server: ./tests/run"]
 fn without_an_index() {
+    all_but_by_id(RedisOptions::BULK_BYTES);
+}
+
+/// The same with every plain job enqueued in a transaction.
+#[test]
+#[ignore = "needs redis-server: ./tests/run"]
+fn in_bulk() {
+    all_but_by_id(1);
+    let ran = server()
+        .server
+        .info(&["INFO", "commandstats"], "cmdstat_exec");
+    let ran = ran.unwrap_or_default();
+    let calls = ran
+        .strip_prefix("calls=")
+        .and_then(|ran| ran.split(',').next());
+    let transactions: usize = calls.unwrap_or("0").parse().unwrap();
+    assert!(transactions > cases().len(), "{transactions} transactions");
+}
+
+fn all_but_by_id(bulk: usize) {
     let (all, next) = (cases(), AtomicUsize::new(0));
     let (failed, by_id) = (Mutex::new(Vec::new()), AtomicUsize::new(0));
     let run = || {
@@ -219,6 +239,7 @@ fn without_an_index() {
             let options = RedisOptions::new(format!("{}?timeout=60s", server().url()))
                 .namespace(fresh())
                 .index(false)
+                .bulk(bulk)
                 .clock(clock.clone());
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()

@@ -24,16 +24,20 @@ fn nodes() -> &'static Cluster {
     NODES.get_or_init(|| Cluster::start(STEADY))
 }
 
-fn store(url: String, index: bool) -> Box<Make> {
+/// What becomes of the options.
+type Change = fn(RedisOptions) -> RedisOptions;
+
+const INDEXED: Change = |options| options.index(true);
+const SCRIPTED: Change = |options| options.index(false);
+const IN_BULK: Change = |options| options.index(false).bulk(1);
+
+fn store(url: String, change: Change) -> Box<Make> {
     Box::new(move |clock: ManualClock| {
         let url = url.clone();
         Box::pin(async move {
             let namespace = Namespace::new(format!("run-{:016x}", fastrand::u64(..))).unwrap();
-            let options = RedisOptions::new(url)
-                .namespace(namespace)
-                .index(index)
-                .clock(clock);
-            let store: Arc<dyn Store> = Arc::new(RedisStore::open(options).unwrap());
+            let options = RedisOptions::new(url).namespace(namespace).clock(clock);
+            let store: Arc<dyn Store> = Arc::new(RedisStore::open(change(options)).unwrap());
             (store, Box::new(()) as Box<dyn Any>)
         })
     })
@@ -65,8 +69,8 @@ fn without_ids(program: Vec<Step>) -> Vec<Step> {
     program
 }
 
-fn agrees(index: bool, change: fn(Vec<Step>) -> Vec<Step>) {
-    let store = store(server().url().to_owned(), index);
+fn agrees(options: Change, change: fn(Vec<Step>) -> Vec<Step>) {
+    let store = store(server().url().to_owned(), options);
     if let Err(error) = agrees_on(&store, change, quick_or(2_000, 32), 200) {
         panic!("{error}");
     }
@@ -75,25 +79,31 @@ fn agrees(index: bool, change: fn(Vec<Step>) -> Vec<Step>) {
 #[test]
 #[ignore = "needs redis-server: ./tests/run"]
 fn redis_agrees_with_memory_on_one_queue() {
-    agrees(true, on_one_queue);
+    agrees(INDEXED, on_one_queue);
 }
 
 #[test]
 #[ignore = "needs redis-server: ./tests/run"]
 fn redis_agrees_with_memory_on_two_queues() {
-    agrees(true, with_time_in_order);
+    agrees(INDEXED, with_time_in_order);
 }
 
 #[test]
 #[ignore = "needs redis-server: ./tests/run"]
 fn redis_without_an_index_agrees_with_memory() {
-    agrees(false, without_ids);
+    agrees(SCRIPTED, without_ids);
+}
+
+#[test]
+#[ignore = "needs redis-server: ./tests/run"]
+fn redis_in_bulk_agrees_with_memory() {
+    agrees(IN_BULK, without_ids);
 }
 
 #[test]
 #[ignore = "needs redis-server: ./tests/run"]
 fn a_cluster_agrees_with_memory_on_two_queues() {
-    let store = store(nodes().url(), true);
+    let store = store(nodes().url(), INDEXED);
     if let Err(error) = agrees_on(&store, with_time_in_order, quick_or(1_000, 16), 200) {
         panic!("{error}");
     }

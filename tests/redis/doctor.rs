@@ -149,6 +149,16 @@ fn missing_rights_are_listed_and_what_is_not_seen_is_not_fine() {
     );
     assert_eq!(report.code, Some(1));
 
+    // It can do without transactions.
+    let words = ["ACL", "SETUSER", "app", "-multi", "-exec", "-renamenx"];
+    one.server.tell::<()>(&words);
+    let report = doctor(&url);
+    let text = report.text("rights");
+    assert_eq!(report.level("rights"), "note", "{text}");
+    assert!(text.contains("lacks exec, multi, renamenx\""), "{text}");
+    let words = ["ACL", "SETUSER", "app", "+multi", "+exec", "+renamenx"];
+    one.server.tell::<()>(&words);
+
     one.server
         .tell::<()>(&["ACL", "SETUSER", "app", "-zadd", "-subscribe"]);
     let report = doctor(&url);

@@ -10,6 +10,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod bulk;
 #[cfg(feature = "cli")]
 mod doctor;
 mod idle;

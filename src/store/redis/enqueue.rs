@@ -20,6 +20,12 @@ const SEGMENT_BYTES: usize = 8_000;
 /// Jobs in one segment, where they are more than a few: what claims by round numbers take whole.
 const ROUND: [usize; 9] = [1, 2, 4, 5, 10, 20, 25, 50, 100];
 
+/// Bytes of an entry: [0][priority][12 head] of a segment.
+pub(super) const ENTRY: usize = 14;
+
+/// Bytes of the start of a segment: its head and the time.
+pub(super) const START: usize = 20;
+
 /// So many jobs of one form are not mixed with others.
 const ALIKE: usize = 4;
 
@@ -27,9 +33,11 @@ const ALIKE: usize = 4;
 type Named = (JobId, NewJob);
 
 /// What the script is to store: an entry for each argument.
-struct Items {
-    entries: Out,
-    args: Vec<Vec<u8>>,
+pub(super) struct Items {
+    pub(super) entries: Out,
+    pub(super) args: Vec<Vec<u8>>,
+    /// In all segments.
+    pub(super) jobs: usize,
     /// The last argument takes more jobs.
     is_open: bool,
     /// There are segments only.
@@ -42,6 +50,7 @@ impl Items {
         let mut items = Self {
             entries: Out::default(),
             args: Vec::new(),
+            jobs: 0,
             is_open: false,
             is_plain: true,
         };
@@ -62,7 +71,7 @@ impl Items {
     fn add(&mut self, named: &Named) {
         self.is_plain = false;
         if !self.is_open {
-            self.entries.u8(1).raw(&[0; 13]);
+            self.entries.u8(1).raw(&[0; ENTRY - 1]);
             self.args.push(Vec::new());
             self.is_open = true;
         }
@@ -70,6 +79,17 @@ impl Items {
             jobs.extend_from_slice(&micros(named.1.delay).to_le_bytes());
             encode(named, jobs);
         }
+    }
+
+    /// The priority of all jobs, if they are segments of no other.
+    fn priority(&self) -> Option<u8> {
+        let mut all = self.entries.0.chunks(ENTRY).map(|entry| entry[1]);
+        let first = all.next().filter(|_| self.is_plain)?;
+        all.all(|other| other == first).then_some(first)
+    }
+
+    fn bytes(&self) -> usize {
+        self.args.iter().map(Vec::len).sum()
     }
 }
 
@@ -186,9 +206,10 @@ impl<'a> Segment<'a> {
             }
         }
         items.entries.u8(0).u8(priority);
-        items.entries.u32(20 + body.0.len()).u16(count);
+        items.entries.u32(START + body.0.len()).u16(count);
         items.entries.u16(flags.into()).u32(self.weight);
         items.args.push(body.0);
+        items.jobs += count;
         items.is_open = false;
         self.jobs.clear();
         (self.is_mixed, self.weight, self.bytes) = (false, 0, [0; 2]);
@@ -258,20 +279,32 @@ impl RedisStore {
         id: RequestId,
     ) -> Result<Reply> {
         let queue = &partition.queue;
-        let index: &[u8] = if queue.index { b"1" } else { b"0" };
         let script = &self.scripts().enqueue;
-        let mut args: Vec<&[u8]> = vec![index, &items.entries.0];
+        let mut args: Vec<&[u8]> = vec![if queue.index { b"1" } else { b"0" }];
+        args.push(&items.entries.0);
         args.extend(items.args.iter().map(Vec::as_slice));
         if items.is_plain && queue.tries_plain(Verb::Enqueue) {
-            let plain =
-                self.request_plainly(&script.plain, partition, id, Verb::Enqueue, &args[1..]);
-            if let Some(reply) = plain.await? {
+            let mut answer = None;
+            if let Some(priority) = items.priority()
+                && items.bytes() >= self.shared.options.bulk
+            {
+                answer = self.store_bulk(partition, priority, items, id).await?;
+            }
+            let plain = match answer {
+                Some(answer) => self.read_plainly(partition, id, Verb::Enqueue, answer)?,
+                None => {
+                    self.request_plainly(&script.plain, partition, id, Verb::Enqueue, &args[1..])
+                        .await?
+                }
+            };
+            if let Some(reply) = plain {
                 return Ok(reply);
             }
         }
         let reply = self.request(&script.full, partition.keys(), id, Verb::Enqueue, &args);
         let reply = reply.await?;
         if reply.created {
+            queue.may_be_plain(Verb::Enqueue);
             // A server that lost everything has forgotten its list of queues, too.
             self.write_queue(&queue.name, queue).await?;
         }
@@ -294,7 +327,7 @@ mod tests {
         let items = Items::pack(jobs.iter());
         assert!(items.is_plain);
         let (mut blob, mut counts) = (Vec::new(), Vec::new());
-        for (entry, rest) in items.entries.0.chunks(14).zip(&items.args) {
+        for (entry, rest) in items.entries.0.chunks(ENTRY).zip(&items.args) {
             counts.push(u16::from_le_bytes([entry[6], entry[7]]));
             blob.extend_from_slice(&entry[2..]);
             blob.extend_from_slice(&7_u64.to_le_bytes());

@@ -7,14 +7,15 @@
 //! know the script: the caller has the request id, and knows whether a repeat is worth it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
+use redis::aio::MultiplexedConnection;
 use redis::cluster_routing::{
     MultipleNodeRoutingInfo, ResponsePolicy, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr,
 };
-use redis::{Cmd, RedisError, RedisResult, ServerErrorKind, Value};
+use redis::{Cmd, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 
@@ -50,6 +51,16 @@ impl Script {
         let sha = redis::Script::new(&body).get_hash().to_owned();
         Self { name, body, sha }
     }
+
+    /// A call of it.
+    pub(crate) fn with(&self, keys: &[&[u8]], args: &[&[u8]]) -> Cmd {
+        let parts = keys.iter().chain(args);
+        let bytes = parts.map(|part| part.len()).sum::<usize>();
+        let mut call = Cmd::with_capacity(keys.len() + args.len() + 3, bytes + FRAME);
+        call.arg("EVALSHA").arg(&self.sha);
+        call.arg(keys.len()).arg(keys).arg(args);
+        call
+    }
 }
 
 /// A way to the servers. Clones share it.
@@ -75,7 +86,13 @@ struct Shared {
 struct Open {
     number: u64,
     wire: Wire,
+    /// Whether it takes transactions: [`UNTRIED`], [`TAKEN`], [`REFUSED`].
+    transactions: Arc<AtomicU8>,
 }
+
+const UNTRIED: u8 = 0;
+const TAKEN: u8 = 1;
+const REFUSED: u8 = 2;
 
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -153,15 +170,7 @@ impl Link {
         let place = keys.first().copied().unwrap_or_default();
         let mut loads = 0;
         loop {
-            let bytes = keys
-                .iter()
-                .chain(args)
-                .map(|part| part.len())
-                .sum::<usize>();
-            let mut command = Cmd::with_capacity(keys.len() + args.len() + 3, bytes + FRAME);
-            command.arg("EVALSHA");
-            command.arg(&script.sha).arg(keys.len()).arg(keys).arg(args);
-            match self.send(place, command).await? {
+            match self.send(place, script.with(keys, args)).await? {
                 Ok(value) => return Ok(value),
                 Err(error) if is_unknown_script(&error) && loads < LOADS => {
                     loads += 1;
@@ -214,12 +223,82 @@ impl Link {
             }
         };
         let answer = answer.and_then(Value::extract_error);
-        match &answer {
-            Err(error) if is_broken(error) => self.shared.forget(open.number),
+        self.noted(&open, answer.as_ref().err());
+        Ok(answer)
+    }
+
+    /// Runs commands in one transaction, the first of them a call of a script. Their answers; of those
+    /// behind the first also errors. Nothing, and nothing done, where the server does not take it: who lacks
+    /// a right, or asks a cluster, has to do without.
+    ///
+    /// `absent` is a key that is never there, on which a new connection is tried. A server that refused to
+    /// *begin* a transaction would run each command by itself.
+    ///
+    /// # Errors
+    /// As for [`call`](Self::call), of the script.
+    pub(crate) async fn transact(
+        &self,
+        script: &Script,
+        absent: &[u8],
+        commands: Vec<Cmd>,
+    ) -> Result<Option<Vec<Value>>> {
+        let transaction = in_transaction(commands);
+        for _ in 0..=LOADS {
+            let open = self.connected().await?;
+            let Wire::One(connection) = &open.wire else {
+                return Ok(None);
+            };
+            if open.transactions.load(Ordering::Relaxed) == UNTRIED {
+                let tried = self.send_all(&open, connection, &harmless(absent)).await;
+                if matches!(tried.as_deref(), Ok([Value::Int(0), Value::ServerError(_)])) {
+                    open.transactions.store(TAKEN, Ordering::Relaxed);
+                }
+            }
+            if open.transactions.load(Ordering::Relaxed) != TAKEN {
+                return Ok(None);
+            }
+            let answers = match self.send_all(&open, connection, &transaction).await {
+                Ok(answers) => answers,
+                Err(error) if is_refusal(&error) => return Ok(None),
+                Err(error) => return Err(self.named(&error)),
+            };
+            let Some(Value::ServerError(error)) = answers.first() else {
+                return Ok(Some(answers));
+            };
+            let error = RedisError::from(error.clone());
+            if !is_unknown_script(&error) {
+                return Err(self.named(&error));
+            }
+            self.load(script, absent, false).await?;
+        }
+        Ok(None)
+    }
+
+    /// Sends a transaction, and returns its answers, or why the server did not take it.
+    async fn send_all(
+        &self,
+        open: &Open,
+        connection: &MultiplexedConnection,
+        transaction: &Pipeline,
+    ) -> RedisResult<Vec<Value>> {
+        let mut connection = connection.clone();
+        let replies = connection.send_packed_commands(transaction, 0, transaction.len());
+        let answers = replies.await.and_then(answers_of);
+        let error = answers.as_ref().err();
+        self.noted(open, error);
+        if error.is_some_and(is_lasting) {
+            open.transactions.store(REFUSED, Ordering::Relaxed);
+        }
+        answers
+    }
+
+    /// Notes what an answer says of its connection.
+    fn noted(&self, open: &Open, error: Option<&RedisError>) {
+        match error {
+            Some(error) if is_broken(error) => self.shared.forget(open.number),
             // Any answer shows that the connection works.
             _ => self.shared.failures.store(0, Ordering::Relaxed),
         }
-        Ok(answer)
     }
 
     /// Adds what only the link knows: a slot that is elsewhere means trouble to a cluster, and a
@@ -262,7 +341,11 @@ impl Link {
         let number = shared.attempts.fetch_add(1, Ordering::AcqRel) + 1;
         match dialled {
             Ok(wire) => {
-                let open = Open { number, wire };
+                let open = Open {
+                    number,
+                    wire,
+                    transactions: Arc::default(),
+                };
                 *trouble = None;
                 *shared.slot() = Some(open.clone());
                 Ok(open)
@@ -304,6 +387,56 @@ impl Shared {
             Err(_) => self.dialer.dial().await,
         }
     }
+}
+
+fn in_transaction(commands: Vec<Cmd>) -> Pipeline {
+    let mut transaction = Pipeline::with_capacity(commands.len() + 2);
+    transaction.cmd("MULTI");
+    for command in commands {
+        transaction.add_command(command);
+    }
+    transaction.cmd("EXEC");
+    transaction
+}
+
+/// What a transaction may need, and finds nothing to do on a key that is not there.
+fn harmless(absent: &[u8]) -> Pipeline {
+    let mut push = redis::cmd("RPUSHX");
+    push.arg(absent).arg("");
+    let mut rename = redis::cmd("RENAMENX");
+    rename.arg(absent).arg(absent);
+    in_transaction(vec![push, rename])
+}
+
+/// The answers of a transaction, out of the replies to all that belongs to it; or the first refusal.
+fn answers_of(mut replies: Vec<Value>) -> RedisResult<Vec<Value>> {
+    let last = replies.pop();
+    for reply in replies {
+        reply.extract_error()?;
+    }
+    match last {
+        Some(Value::Array(answers)) => Ok(answers),
+        Some(Value::ServerError(error)) => Err(error.into()),
+        _ => Err((redis::ErrorKind::Parse, "a transaction without answers").into()),
+    }
+}
+
+/// Whether the server answered, and did nothing.
+fn is_refusal(error: &RedisError) -> bool {
+    use redis::ErrorKind::{Extension, Server};
+    matches!(error.kind(), Server(_) | Extension)
+}
+
+/// Whether another attempt on the same connection will be refused as well.
+fn is_lasting(error: &RedisError) -> bool {
+    if error.kind() == redis::ErrorKind::Server(ServerErrorKind::ExecAbort) {
+        // Refused at its end, for a reason that the server quotes.
+        return error.detail().is_some_and(|why| why.contains("NOPERM"));
+    }
+    matches!(
+        explain(error).kind(),
+        ErrorKind::Denied | ErrorKind::Unexpected
+    )
 }
 
 fn is_unknown_script(error: &RedisError) -> bool {

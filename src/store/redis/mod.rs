@@ -1,7 +1,8 @@
 //! Many machines: the store on Redis or Valkey, 7.0 or later.
 //!
 //! Every verb is one script per queue partition, and the scripts are the store: what they do is
-//! atomic, what is here packs their arguments and reads their answers. Jobs lie in lists, many to an
+//! atomic, what is here packs their arguments and reads their answers. (Jobs by the hundred go past
+//! the script, in one transaction with it: see [`bulk`].) Jobs lie in lists, many to an
 //! element; a claim moves them into one blob with one deadline, and a settlement of plain jobs drops
 //! the blob unread. [`keys`] names everything that is stored.
 //!
@@ -41,6 +42,7 @@ mod acl;
 pub(crate) mod answers;
 #[cfg(feature = "cli")]
 pub(crate) mod bare;
+mod bulk;
 mod checkpoint;
 mod claim;
 mod complete;
@@ -79,12 +81,16 @@ pub struct RedisOptions {
     namespace: Namespace,
     partitions: Option<u16>,
     index: Option<bool>,
+    bulk: usize,
     clock: Option<Arc<dyn Clock>>,
 }
 
 impl RedisOptions {
     /// Partitions of a queue at most: a claim that finds nothing visits all of them.
     pub const MAX_PARTITIONS: u16 = 64;
+
+    /// Bytes of an enqueue that goes in bulk, if nothing else is said.
+    pub const BULK_BYTES: usize = 4_000;
 
     /// The server of a URL.
     pub fn new(url: impl Into<String>) -> Self {
@@ -93,6 +99,7 @@ impl RedisOptions {
             namespace: Namespace::default(),
             partitions: None,
             index: None,
+            bulk: Self::BULK_BYTES,
             clock: None,
         }
     }
@@ -122,6 +129,15 @@ impl RedisOptions {
         self
     }
 
+    /// From how many bytes on the jobs of a call are enqueued in bulk: in a transaction, which takes the
+    /// server two thirds of the time that a script takes. `usize::MAX` is never. On a cluster, and for a user who
+    /// may run no transactions, all calls go by scripts.
+    #[must_use]
+    pub fn bulk(mut self, bytes: usize) -> Self {
+        self.bulk = bytes;
+        self
+    }
+
     /// Another clock than the server's, for tests: the scripts are the same.
     #[must_use]
     pub fn clock(mut self, clock: impl Clock) -> Self {
@@ -141,6 +157,7 @@ impl fmt::Debug for RedisOptions {
             .field("namespace", &self.namespace)
             .field("partitions", &self.partitions)
             .field("index", &self.index)
+            .field("bulk", &self.bulk)
             .finish_non_exhaustive()
     }
 }
@@ -203,8 +220,7 @@ impl RedisStore {
     }
 
     async fn answer(&self, script: &Script, keys: &[&[u8]], args: &[&[u8]]) -> Result<Vec<u8>> {
-        let hand = self.shared.options.clock.as_ref();
-        let shown = hand.map(|clock| clock.now().as_micros().to_string());
+        let shown = self.shown();
         let mut args = args.to_vec();
         args.extend(shown.as_ref().map(String::as_bytes));
         match self.link.call(script, keys, &args).await? {
@@ -212,6 +228,12 @@ impl RedisStore {
             Value::Array(parts) => joined(&parts),
             _ => Err(garbled()),
         }
+    }
+
+    /// What a test's clock shows, for scripts that go by hand.
+    fn shown(&self) -> Option<String> {
+        let hand = self.shared.options.clock.as_ref();
+        hand.map(|clock| clock.now().as_micros().to_string())
     }
 
     /// Runs a script that changes nothing that must not be changed twice.
@@ -274,14 +296,24 @@ impl RedisStore {
         let mut with: Vec<&[u8]> = vec![&name];
         with.extend_from_slice(args);
         let answer = self.answer(script, &few, &with).await?;
+        self.read_plainly(partition, request, verb, answer)
+    }
+
+    /// Reads what a plain script said.
+    fn read_plainly(
+        &self,
+        partition: &Partition,
+        request: RequestId,
+        verb: Verb,
+        answer: Vec<u8>,
+    ) -> Result<Option<Reply>> {
         if answer == NOT_PLAIN {
             partition.queue.was_not_plain(verb);
             return Ok(None);
         }
         let reply = Reply::read(answer)?;
-        self.shared
-            .sessions
-            .heard(request, keys.tag(), 0, reply.now);
+        let (sessions, tag) = (&self.shared.sessions, partition.keys().tag());
+        sessions.heard(request, tag, 0, reply.now);
         Ok(Some(reply))
     }
 

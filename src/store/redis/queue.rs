@@ -84,6 +84,11 @@ impl Queue {
         self.detour(verb).store(DETOUR, Ordering::Relaxed);
     }
 
+    /// Those that follow are not like it.
+    pub(super) fn may_be_plain(&self, verb: Verb) {
+        self.detour(verb).store(0, Ordering::Relaxed);
+    }
+
     pub(super) fn partition(self: &Arc<Self>, number: u16) -> Option<Partition> {
         let there = usize::from(number) < self.partitions.len();
         there.then(|| Partition {

@@ -8,6 +8,7 @@ use crate::fence::commands::LUA as COMMANDS;
 /// One script per verb.
 pub(super) struct Scripts {
     pub(super) enqueue: Verb,
+    pub(super) enqueue_bulk: Script,
     pub(super) claim: Verb,
     pub(super) renew: Script,
     pub(super) settle: Verb,
@@ -52,6 +53,18 @@ const RUNS: &str = include_str!("runs.lua");
 const CUT: &str = include_str!("cut.lua");
 const SEQ: &str = include_str!("seq.lua");
 
+const RENEWS: &[&str] = &[
+    ROUND,
+    DEADLINE,
+    include_str!("renew_plain.lua"),
+    BASE,
+    RECORD,
+    PLACE,
+    GRANT,
+    ENDS,
+    ENDING,
+];
+
 /// Takes more memory: refused on a full server.
 const GROWS: &str = "#!lua\n";
 /// What a holder or an operator needs to get out: runs on a full server, too.
@@ -80,6 +93,13 @@ impl Scripts {
             ),
             full: script("enqueue", GROWS, places, include_str!("enqueue.lua")),
         };
+        // Both halves in one: the server knows both, or none.
+        let enqueue_bulk = made(
+            "enqueue_bulk",
+            GROWS,
+            &[include_str!("seal.lua"), WAKE, PLAIN],
+            include_str!("enqueue_bulk.lua"),
+        );
         let claim = Verb {
             plain: made(
                 "claim_plain",
@@ -116,22 +136,12 @@ impl Scripts {
             ),
             full: script("settle", ALWAYS, ends, include_str!("settle.lua")),
         };
-        let renew = &[
-            ROUND,
-            DEADLINE,
-            include_str!("renew_plain.lua"),
-            BASE,
-            RECORD,
-            PLACE,
-            GRANT,
-            ENDS,
-            ENDING,
-        ];
         Self {
             enqueue,
+            enqueue_bulk,
             claim,
             settle,
-            renew: script("renew", ALWAYS, renew, include_str!("renew.lua")),
+            renew: script("renew", ALWAYS, RENEWS, include_str!("renew.lua")),
             // Grows: the commands may.
             complete: script(
                 "complete",

@@ -339,6 +339,21 @@ async fn who_may_run_no_transactions_goes_by_scripts() {
     }
 }
 
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_server_without_transactions_is_served_by_scripts() {
+    for unknown in TRANSACTION {
+        let line = format!("rename-command {unknown} \"\"");
+        let scene = Scene::on(Standalone::start(&[&line])).await;
+        let mut sent = Vec::new();
+        for _ in 0..3 {
+            sent.extend(scene.enqueue(jobs(120, 100)).await.0);
+        }
+        scene.is_in_order().await;
+        scene.claims(&sent).await;
+    }
+}
+
 /// While a connection is open, and has been used for it.
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]

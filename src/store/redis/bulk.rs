@@ -64,7 +64,7 @@ impl RedisStore {
         commands.push(rename);
 
         let script = &self.scripts().enqueue_bulk;
-        let Some(answers) = self.link.transact(script, fill, commands).await? else {
+        let Some(answers) = self.link.transact(script, commands).await? else {
             return Ok(None);
         };
         let mut answers = answers.into_iter();

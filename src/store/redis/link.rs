@@ -7,7 +7,7 @@
 //! know the script: the caller has the request id, and knows whether a repeat is worth it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use redis::aio::MultiplexedConnection;
 use redis::cluster_routing::{
     MultipleNodeRoutingInfo, ResponsePolicy, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr,
 };
-use redis::{Cmd, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
+use redis::{Cmd, Pipeline, RedisError, RedisResult, ServerError, ServerErrorKind, Value};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 
@@ -86,13 +86,9 @@ struct Shared {
 struct Open {
     number: u64,
     wire: Wire,
-    /// Whether it takes transactions: [`UNTRIED`], [`TAKEN`], [`REFUSED`].
-    transactions: Arc<AtomicU8>,
+    /// It takes no transactions.
+    singly: Arc<AtomicBool>,
 }
-
-const UNTRIED: u8 = 0;
-const TAKEN: u8 = 1;
-const REFUSED: u8 = 2;
 
 impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -231,15 +227,14 @@ impl Link {
     /// behind the first also errors. Nothing, and nothing done, where the server does not take it: who lacks
     /// a right, or asks a cluster, has to do without.
     ///
-    /// `absent` is a key that is never there, on which a new connection is tried. A server that refused to
-    /// *begin* a transaction would run each command by itself.
+    /// A server that refuses to *begin* a transaction runs each command by itself: the script must not let that
+    /// happen.
     ///
     /// # Errors
     /// As for [`call`](Self::call), of the script.
     pub(crate) async fn transact(
         &self,
         script: &Script,
-        absent: &[u8],
         commands: Vec<Cmd>,
     ) -> Result<Option<Vec<Value>>> {
         let transaction = in_transaction(commands);
@@ -248,13 +243,7 @@ impl Link {
             let Wire::One(connection) = &open.wire else {
                 return Ok(None);
             };
-            if open.transactions.load(Ordering::Relaxed) == UNTRIED {
-                let tried = self.send_all(&open, connection, &harmless(absent)).await;
-                if matches!(tried.as_deref(), Ok([Value::Int(0), Value::ServerError(_)])) {
-                    open.transactions.store(TAKEN, Ordering::Relaxed);
-                }
-            }
-            if open.transactions.load(Ordering::Relaxed) != TAKEN {
+            if open.singly.load(Ordering::Relaxed) {
                 return Ok(None);
             }
             let answers = match self.send_all(&open, connection, &transaction).await {
@@ -269,7 +258,7 @@ impl Link {
             if !is_unknown_script(&error) {
                 return Err(self.named(&error));
             }
-            self.load(script, absent, false).await?;
+            self.load(script, &[], false).await?;
         }
         Ok(None)
     }
@@ -283,11 +272,16 @@ impl Link {
     ) -> RedisResult<Vec<Value>> {
         let mut connection = connection.clone();
         let replies = connection.send_packed_commands(transaction, 0, transaction.len());
-        let answers = replies.await.and_then(answers_of);
+        let replies = replies.await;
+        if replies.as_deref().is_ok_and(is_left_open) {
+            // All that would come behind on this connection would belong to it.
+            self.shared.forget(open.number);
+        }
+        let answers = replies.and_then(answers_of);
         let error = answers.as_ref().err();
         self.noted(open, error);
         if error.is_some_and(is_lasting) {
-            open.transactions.store(REFUSED, Ordering::Relaxed);
+            open.singly.store(true, Ordering::Relaxed);
         }
         answers
     }
@@ -344,7 +338,7 @@ impl Link {
                 let open = Open {
                     number,
                     wire,
-                    transactions: Arc::default(),
+                    singly: Arc::default(),
                 };
                 *trouble = None;
                 *shared.slot() = Some(open.clone());
@@ -399,15 +393,6 @@ fn in_transaction(commands: Vec<Cmd>) -> Pipeline {
     transaction
 }
 
-/// What a transaction may need, and finds nothing to do on a key that is not there.
-fn harmless(absent: &[u8]) -> Pipeline {
-    let mut push = redis::cmd("RPUSHX");
-    push.arg(absent).arg("");
-    let mut rename = redis::cmd("RENAMENX");
-    rename.arg(absent).arg(absent);
-    in_transaction(vec![push, rename])
-}
-
 /// The answers of a transaction, out of the replies to all that belongs to it; or the first refusal.
 fn answers_of(mut replies: Vec<Value>) -> RedisResult<Vec<Value>> {
     let last = replies.pop();
@@ -419,6 +404,13 @@ fn answers_of(mut replies: Vec<Value>) -> RedisResult<Vec<Value>> {
         Some(Value::ServerError(error)) => Err(error.into()),
         _ => Err((redis::ErrorKind::Parse, "a transaction without answers").into()),
     }
+}
+
+/// Whether a transaction was begun and not ended, neither well nor ill.
+fn is_left_open(replies: &[Value]) -> bool {
+    let begun = matches!(replies.first(), Some(Value::Okay));
+    let unended = |error: &ServerError| error.kind() != Some(ServerErrorKind::ExecAbort);
+    begun && matches!(replies.last(), Some(Value::ServerError(error)) if unended(error))
 }
 
 /// Whether the server answered, and did nothing.

@@ -4,18 +4,24 @@
 //! Which way a call went is told by the number of transactions that the server ran.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leasehold::clock::{Clock as _, ManualClock};
 use leasehold::job::Namespace;
 use leasehold::store::conformance::{Driver, Held, ManualFixture, job};
 use leasehold::store::{Enqueued, RedisOptions, RedisStore, acl_rule};
-use leasehold::{ErrorKind, JobId, NewJob};
+use leasehold::{Client, ErrorKind, JobId, NewJob};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::proxy::Proxy;
 use crate::support::redis::Standalone;
 
 const TRANSACTION: [&str; 4] = ["multi", "exec", "rpushx", "renamenx"];
+
+/// What the scripts of a bulk need, and no other script of an enqueue.
+const INSIDE: [&str; 3] = ["llen", "lindex", "lset"];
 
 struct Scene {
     server: Standalone,
@@ -81,8 +87,8 @@ impl Scene {
     async fn is_in_order(&self) {
         let snapshot = self.d.snapshot().await;
         snapshot.assert_in_order();
-        let left: u64 = self.server.server.tell(&["EXISTS", &Self::key("fill")]);
-        assert_eq!(left, 0);
+        let left: Vec<String> = self.server.server.tell(&["KEYS", &Self::key("fill*")]);
+        assert_eq!(left, Vec::<String>::new());
     }
 
     async fn claims(&self, ids: &[JobId]) -> Vec<Held> {
@@ -216,7 +222,7 @@ const LAST: usize = 5;
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn a_connection_that_ends_in_a_bulk_costs_nothing() {
-    let rounds = if crate::in_campaign() { 400 } else { 5 };
+    let rounds = if crate::in_campaign() { 60 } else { 5 };
     let (scene, proxy) = by_proxy().await;
     for round in 0..rounds {
         let mut sent = Vec::new();
@@ -225,6 +231,8 @@ async fn a_connection_that_ends_in_a_bulk_costs_nothing() {
             sent.extend(scene.detour().await);
         }
         assert_eq!(proxy.lost(), (round + 1) * (LAST + 1));
+        // Tokens are microseconds of it.
+        scene.d.advance(Duration::from_millis(2)).await;
         scene.is_in_order().await;
         scene.claims(&sent).await;
     }
@@ -301,22 +309,6 @@ async fn a_full_server_takes_no_bulk() {
     scene.claims(&sent).await;
 }
 
-/// Somebody made a list of that name: it is nobody's job, and in nobody's way.
-#[tokio::test]
-#[ignore = "needs redis-server: ./tests/run"]
-async fn a_list_in_the_way_is_not_written_over() {
-    let scene = Scene::new().await;
-    let (mut sent, _) = scene.enqueue(jobs(120, 100)).await;
-    let fill = Scene::key("fill");
-    scene.server.server.tell::<()>(&["RPUSH", &fill, "theirs"]);
-    sent.extend(scene.enqueue(jobs(120, 100)).await.0);
-    let first: String = scene.server.server.tell(&["LINDEX", &fill, "0"]);
-    assert_eq!(first, "theirs");
-    scene.server.server.tell::<()>(&["DEL", &fill]);
-    scene.is_in_order().await;
-    scene.claims(&sent).await;
-}
-
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn who_may_run_no_transactions_goes_by_scripts() {
@@ -351,6 +343,137 @@ async fn a_server_without_transactions_is_served_by_scripts() {
         }
         scene.is_in_order().await;
         scene.claims(&sent).await;
+    }
+}
+
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn who_lacks_what_the_scripts_of_a_bulk_need_goes_by_others() {
+    for lacking in INSIDE {
+        let rule = acl_rule(&namespace()).replace(&format!("+{lacking} "), "");
+        let scene = Scene::on(Standalone::with_acl(&rule)).await;
+        let mut sent = Vec::new();
+        for _ in 0..12 {
+            sent.extend(scene.enqueue(jobs(80, 100)).await.0);
+        }
+        for held in scene.claims(&sent).await {
+            assert_eq!(held.job.enqueued_at, scene.clock.now());
+        }
+    }
+}
+
+/// It begins transactions and ends none, so that what others sent behind one was never run.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_transaction_without_an_end_costs_nobody_a_job() {
+    let server = Standalone::start(&["rename-command exec \"\""]);
+    let scene = Scene::on(server).await;
+    let store = RedisOptions::new(scene.server.url())
+        .namespace(namespace())
+        .bulk(1)
+        .clock(scene.clock.clone());
+    let client = Client::new(Arc::new(RedisStore::open(store).unwrap()));
+    let mut callers = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let client = client.clone();
+        callers.spawn(async move {
+            for _ in 0..10 {
+                let stored = client.enqueue_all(jobs(120, 100)).await.unwrap();
+                assert_eq!(stored.len(), 120);
+            }
+        });
+    }
+    callers.join_all().await;
+    let stats = ["INFO", "commandstats"];
+    let begun = scene.server.server.info(&stats, "cmdstat_multi").unwrap();
+    let begun: u64 = begun["calls=".len()..]
+        .split(',')
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
+    assert!((1..=5).contains(&begun), "remembered: {begun}");
+    scene.is_in_order().await;
+    assert_eq!(scene.d.queue().await.counts.ready, 8 * 10 * 120);
+}
+
+/// Passes everything on, but holds back the end of one transaction until something has been done.
+async fn held_back(port: u16, until: impl Fn() + Send + Sync + 'static) -> u16 {
+    const EXEC: &[u8] = b"*1\r\n$4\r\nEXEC\r\n";
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let own = listener.local_addr().unwrap().port();
+    let until = Arc::new(until);
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let server = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+            let (mut from_client, mut to_client) = client.into_split();
+            let (mut from_server, mut to_server) = server.into_split();
+            tokio::spawn(async move { tokio::io::copy(&mut from_server, &mut to_client).await });
+            let until = Arc::clone(&until);
+            tokio::spawn(async move {
+                let mut bytes = vec![0; 1 << 20];
+                while let Ok(n @ 1..) = from_client.read(&mut bytes).await {
+                    let end = n - if bytes[..n].ends_with(EXEC) {
+                        EXEC.len()
+                    } else {
+                        0
+                    };
+                    to_server.write_all(&bytes[..end]).await.unwrap();
+                    if end < n {
+                        // The server has read, and taken, what came before.
+                        tokio::time::sleep(Duration::from_millis(100)).await;
+                        until();
+                        to_server.write_all(EXEC).await.unwrap();
+                    }
+                }
+            });
+        }
+    });
+    own
+}
+
+/// Between the beginning of a transaction and its end.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_right_that_is_taken_away_in_a_bulk_costs_no_job() {
+    let inside = [&TRANSACTION[..], &INSIDE[..]].concat();
+    for (taken, before) in inside.iter().flat_map(|taken| [(*taken, 0), (*taken, 5)]) {
+        let server = Standalone::with_acl(&acl_rule(&namespace()));
+        let (port, url) = (server.server.port(), server.url().to_owned());
+        let admin = server.server.address();
+        let armed = Arc::new(AtomicBool::new(false));
+        let fuse = Arc::clone(&armed);
+        let between = held_back(port, move || {
+            if fuse.swap(false, Ordering::SeqCst) {
+                let admin = redis::Client::open(format!("redis://admin:admin@{admin}")).unwrap();
+                let mut admin = admin.get_connection().unwrap();
+                let mut words = redis::cmd("ACL");
+                words.arg("SETUSER").arg("app").arg(format!("-{taken}"));
+                words.exec(&mut admin).unwrap();
+            }
+        });
+        let between = url.replace(&port.to_string(), &between.await.to_string());
+        let scene = Scene::by(&between, server).await;
+        let mut sent = Vec::new();
+        if before > 0 {
+            sent.extend(scene.enqueue(jobs(before, 100)).await.0);
+        }
+        armed.store(true, Ordering::SeqCst);
+        let call = scene.d.enqueue_request(jobs(120, 100));
+        for _ in 0..3 {
+            let answers = scene.d.store().enqueue(call.clone()).await.unwrap();
+            assert_eq!(answers.len(), 120);
+        }
+        assert!(!armed.load(Ordering::SeqCst), "{taken} was taken away");
+        sent.extend(call.jobs.iter().map(|(id, _)| *id));
+        scene
+            .server
+            .server
+            .tell::<()>(&["ACL", "SETUSER", "app", &format!("+{taken}")]);
+        scene.is_in_order().await;
+        for held in scene.claims(&sent).await {
+            assert_eq!(held.job.enqueued_at, scene.clock.now(), "{taken}");
+        }
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! The server's Lua reads every byte that it is given, which is two fifths of what an enqueue costs. So
 //! a large one is a transaction: a script that checks the request, counts the jobs and puts the line under
-//! another name; the segments, pushed to that name by a plain command that does nothing if there is no
-//! such list; the script again, which stamps them; the line's own name back. Whatever stops the script
-//! stops all that follows it.
+//! a name that nothing else has; the segments, pushed to that name by a plain command that does nothing if there
+//! is no such list; the script again, which stamps them; the line's own name back. What keeps the script from
+//! beginning keeps out all that follows it.
 
 use redis::{Cmd, Value};
 
@@ -37,7 +37,7 @@ impl RedisStore {
         let keys = partition.keys();
         let session = keys.session(id.session);
         let name = self.sending(keys, &session, id, Verb::Enqueue, 0).await?;
-        let [meta, doze, fill, line] = keys.bulk(priority);
+        let ([meta, doze, line], fill) = (keys.bulk(priority), &keys.fill());
         let heads = items.entries.0.chunks(ENTRY).map(|entry| &entry[2..]);
         let segments: Vec<Parts> = heads.zip(&items.args).collect();
         let Some(((head, rest), others)) = segments.split_first() else {

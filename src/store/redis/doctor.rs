@@ -33,7 +33,8 @@ for i = 1, #ARGV do
   local words = {}
   for word in string.gmatch(ARGV[i], '[^ ]+') do words[#words + 1] = word end
   local name = table.remove(words, 1)
-  if not redis.acl_check_cmd(unpack(words)) then missing[#missing + 1] = name end
+  local known, may = pcall(redis.acl_check_cmd, unpack(words))
+  if not (known and may) then missing[#missing + 1] = name end
 end
 return missing";
 

@@ -285,8 +285,9 @@ impl RedisStore {
         args.extend(items.args.iter().map(Vec::as_slice));
         if items.is_plain && queue.tries_plain(Verb::Enqueue) {
             let mut answer = None;
-            if let Some(priority) = items.priority()
-                && items.bytes() >= self.shared.options.bulk
+            if items.bytes() >= self.shared.options.bulk
+                && self.link.takes_transactions()
+                && let Some(priority) = items.priority()
             {
                 answer = self.store_bulk(partition, priority, items, id).await?;
             }

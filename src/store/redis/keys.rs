@@ -21,7 +21,7 @@
 //! | `ends` | sorted set | live grants, and rounds of them, by deadline |
 //! | `doze` `doze2` | sorted sets | sleepers by the end of their sleep; the second those who take suspects |
 //! | `0s` `0` … `7s` `7` | lists | ready jobs by priority, suspects apart: segments of records, each one element or two; with an index, sequence and id |
-//! | `fill` | list | a line while an enqueue in bulk adds to it; outside of its transaction never there |
+//! | `fill:` and a random word | list | a line while an enqueue in bulk adds to it; outside of its transaction never there |
 //! | `s:` session | hash | lane → sequence number, verb and answer of its last call |
 //! | `data:` and any name | any | the users' own, changed by `complete.lua` |
 //!
@@ -52,7 +52,6 @@ const FIRST_LINE: usize = 17;
 #[derive(Debug)]
 pub(super) struct Keys {
     tag: String,
-    fill: Vec<u8>,
     /// In the order in which the scripts number them.
     pub(super) all: Vec<Vec<u8>>,
 }
@@ -72,7 +71,6 @@ impl Keys {
         let all = parts.iter().map(|part| format!("{tag}{part}").into_bytes());
         Self {
             all: all.collect(),
-            fill: format!("{tag}fill").into_bytes(),
             tag,
         }
     }
@@ -97,16 +95,15 @@ impl Keys {
         all.map(|at| &self.all[at][..]).collect()
     }
 
-    /// Those that an enqueue in bulk needs, as for [`plain`](Self::plain): the last two are the line
-    /// under its other name and its own.
-    pub(super) fn bulk(&self, priority: u8) -> [&[u8]; 4] {
+    /// Those that an enqueue in bulk needs, as for [`plain`](Self::plain): the last is the line.
+    pub(super) fn bulk(&self, priority: u8) -> [&[u8]; 3] {
         let line = FIRST_LINE + 2 * usize::from(priority);
-        [
-            &self.all[META],
-            &self.all[DOZE],
-            &self.fill,
-            &self.all[line],
-        ]
+        [META, DOZE, line].map(|at| &self.all[at][..])
+    }
+
+    /// A name for a line that nothing else has.
+    pub(super) fn fill(&self) -> Vec<u8> {
+        self.named(&format!("fill:{:016x}", fastrand::u64(..)))
     }
 
     /// Where the calls of a session are remembered.
@@ -173,7 +170,7 @@ mod tests {
         assert_eq!(named(Verb::Claim), "meta held ends due 0 1 2 3 4 5 6 7");
         assert_eq!(named(Verb::Enqueue), "meta doze 0 1 2 3 4 5 6 7");
         let bulk = keys.bulk(3).map(|key| &key[8..]);
-        assert_eq!(bulk.join(&b' '), b"meta doze fill 3");
+        assert_eq!(bulk.join(&b' '), b"meta doze 3");
     }
 
     #[test]

@@ -80,6 +80,8 @@ struct Shared {
     attempts: AtomicU64,
     /// Attempts and connections that failed since the last answer.
     failures: AtomicU32,
+    /// The server begins transactions, and ends none.
+    endless: AtomicBool,
 }
 
 #[derive(Clone)]
@@ -135,6 +137,7 @@ impl Link {
             door: Mutex::new(None),
             attempts: AtomicU64::new(0),
             failures: AtomicU32::new(0),
+            endless: AtomicBool::new(false),
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -218,17 +221,25 @@ impl Link {
                 connection.route_command(command, node).await
             }
         };
-        let answer = answer.and_then(Value::extract_error);
-        self.noted(&open, answer.as_ref().err());
+        let answer = answer.and_then(Value::extract_error).and_then(unqueued);
+        self.note_answer(&open, answer.as_ref().err());
         Ok(answer)
+    }
+
+    /// Whether a transaction is worth an attempt.
+    pub(crate) fn takes_transactions(&self) -> bool {
+        let refused = |open: Open| open.singly.load(Ordering::Relaxed);
+        !self.is_cluster()
+            && !self.shared.endless.load(Ordering::Relaxed)
+            && !self.shared.current().is_some_and(refused)
     }
 
     /// Runs commands in one transaction, the first of them a call of a script. Their answers; of those
     /// behind the first also errors. Nothing, and nothing done, where the server does not take it: who lacks
     /// a right, or asks a cluster, has to do without.
     ///
-    /// A server that refuses to *begin* a transaction runs each command by itself: the script must not let that
-    /// happen.
+    /// A server that refuses to *begin* a transaction runs each command by itself: a script whose user lacks that
+    /// right has to do nothing.
     ///
     /// # Errors
     /// As for [`call`](Self::call), of the script.
@@ -243,9 +254,6 @@ impl Link {
             let Wire::One(connection) = &open.wire else {
                 return Ok(None);
             };
-            if open.singly.load(Ordering::Relaxed) {
-                return Ok(None);
-            }
             let answers = match self.send_all(&open, connection, &transaction).await {
                 Ok(answers) => answers,
                 Err(error) if is_refusal(&error) => return Ok(None),
@@ -275,11 +283,12 @@ impl Link {
         let replies = replies.await;
         if replies.as_deref().is_ok_and(is_left_open) {
             // All that would come behind on this connection would belong to it.
+            self.shared.endless.store(true, Ordering::Relaxed);
             self.shared.forget(open.number);
         }
         let answers = replies.and_then(answers_of);
         let error = answers.as_ref().err();
-        self.noted(open, error);
+        self.note_answer(open, error);
         if error.is_some_and(is_lasting) {
             open.singly.store(true, Ordering::Relaxed);
         }
@@ -287,7 +296,7 @@ impl Link {
     }
 
     /// Notes what an answer says of its connection.
-    fn noted(&self, open: &Open, error: Option<&RedisError>) {
+    fn note_answer(&self, open: &Open, error: Option<&RedisError>) {
         match error {
             Some(error) if is_broken(error) => self.shared.forget(open.number),
             // Any answer shows that the connection works.
@@ -411,6 +420,17 @@ fn is_left_open(replies: &[Value]) -> bool {
     let begun = matches!(replies.first(), Some(Value::Okay));
     let unended = |error: &ServerError| error.kind() != Some(ServerErrorKind::ExecAbort);
     begun && matches!(replies.last(), Some(Value::ServerError(error)) if unended(error))
+}
+
+/// An answer, if it is one: a call that came behind a transaction without an end was not run.
+fn unqueued(answer: Value) -> RedisResult<Value> {
+    match answer {
+        Value::SimpleString(text) if text == "QUEUED" => {
+            let io = std::io::Error::from(std::io::ErrorKind::ConnectionAborted);
+            Err(io.into())
+        }
+        answer => Ok(answer),
+    }
 }
 
 /// Whether the server answered, and did nothing.

@@ -129,9 +129,10 @@ impl RedisOptions {
         self
     }
 
-    /// From how many bytes on the jobs of a call are enqueued in bulk: in a transaction, which takes the
-    /// server two thirds of the time that a script takes. `usize::MAX` is never. On a cluster, and for a user who
-    /// may run no transactions, all calls go by scripts.
+    /// From how many bytes on the jobs of a call, those of each partition by themselves, are enqueued in bulk: in a
+    /// transaction, which takes the server two thirds of the time that a script takes. `usize::MAX` is never. Jobs
+    /// with keys or delays, of several priorities or in a queue with an index go by scripts, whatever their size, and
+    /// so do all on a cluster and of a user who may run no transactions.
     #[must_use]
     pub fn bulk(mut self, bytes: usize) -> Self {
         self.bulk = bytes;

@@ -166,6 +166,13 @@ fn missing_rights_are_listed_and_what_is_not_seen_is_not_fine() {
     assert_eq!(report.level("rights"), "risk", "{text}");
     assert!(text.contains("lacks subscribe, zadd\""), "{text}");
 
+    // Nor does it need them of a server that knows them by no name.
+    let unnamed = Standalone::start(&["rename-command multi \"\""]);
+    let report = doctor(unnamed.url());
+    let text = report.text("rights");
+    assert_eq!(report.level("rights"), "note", "{text}");
+    assert!(text.contains("lacks multi\""), "{text}");
+
     // Another application's keys are out of reach.
     let report = doctor(&format!("{}?namespace=shop2", one.url()));
     assert_eq!(report.level("rights"), "risk", "{:?}", report.findings);

@@ -362,7 +362,8 @@ impl Patient {
             Ok(missing) if missing.iter().all(|name| TRANSACTION.contains(&&**name)) => {
                 let found = format!("lacks {}", missing.join(", "));
                 let advice = "jobs by the hundred are enqueued by scripts, which costs the server half as \
-                              much again; the guide has the rule for ACL SETUSER";
+                              much again (a cluster always does it so); the guide has the rule for \
+                              ACL SETUSER";
                 Finding::note(CHECK, found, advice)
             }
             Ok(missing) => {

@@ -64,11 +64,7 @@ impl Scene {
     }
 
     fn transactions(&self) -> u64 {
-        let stats = ["INFO", "commandstats"];
-        let stats = self.server.server.info(&stats, "cmdstat_exec");
-        let stats = stats.unwrap_or_default();
-        let calls = stats.strip_prefix("calls=").unwrap_or("0");
-        calls.split(',').next().unwrap().parse().unwrap()
+        self.server.server.calls("exec")
     }
 
     /// Enqueues, and returns in how many transactions.
@@ -89,6 +85,16 @@ impl Scene {
         snapshot.assert_in_order();
         let left: Vec<String> = self.server.server.tell(&["KEYS", &Self::key("fill*")]);
         assert_eq!(left, Vec::<String>::new());
+    }
+
+    /// Three calls' jobs come back, each once.
+    async fn serves(&self) {
+        let mut sent = Vec::new();
+        for _ in 0..3 {
+            sent.extend(self.enqueue(jobs(120, 100)).await.0);
+        }
+        self.is_in_order().await;
+        self.claims(&sent).await;
     }
 
     async fn claims(&self, ids: &[JobId]) -> Vec<Held> {
@@ -315,10 +321,7 @@ async fn who_may_run_no_transactions_goes_by_scripts() {
     for lacking in TRANSACTION {
         let rule = acl_rule(&namespace()).replace(&format!("+{lacking} "), "");
         let scene = Scene::on(Standalone::with_acl(&rule)).await;
-        let mut sent = Vec::new();
-        for _ in 0..3 {
-            sent.extend(scene.enqueue(jobs(120, 100)).await.0);
-        }
+        scene.serves().await;
         let refused = scene
             .server
             .server
@@ -326,8 +329,6 @@ async fn who_may_run_no_transactions_goes_by_scripts() {
         let refused = refused.unwrap();
         let once = "rejected_calls=1,";
         assert!(refused.contains(once), "{lacking}, tried once: {refused}");
-        scene.is_in_order().await;
-        scene.claims(&sent).await;
     }
 }
 
@@ -337,12 +338,7 @@ async fn a_server_without_transactions_is_served_by_scripts() {
     for unknown in TRANSACTION {
         let line = format!("rename-command {unknown} \"\"");
         let scene = Scene::on(Standalone::start(&[&line])).await;
-        let mut sent = Vec::new();
-        for _ in 0..3 {
-            sent.extend(scene.enqueue(jobs(120, 100)).await.0);
-        }
-        scene.is_in_order().await;
-        scene.claims(&sent).await;
+        scene.serves().await;
     }
 }
 
@@ -396,14 +392,7 @@ async fn a_transaction_without_an_end_costs_nobody_a_job() {
         });
     }
     callers.join_all().await;
-    let stats = ["INFO", "commandstats"];
-    let begun = scene.server.server.info(&stats, "cmdstat_multi").unwrap();
-    let begun: u64 = begun["calls=".len()..]
-        .split(',')
-        .next()
-        .unwrap()
-        .parse()
-        .unwrap();
+    let begun = scene.server.server.calls("multi");
     assert!((1..=1 + 4).contains(&begun), "remembered: {begun}");
     scene.is_in_order().await;
     assert_eq!(scene.d.queue().await.counts.ready, 8 * 10 * 120);

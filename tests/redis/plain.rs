@@ -96,14 +96,8 @@ impl World {
     }
 
     fn scripts(&self) -> u64 {
-        let calls = |command: &str| {
-            let words = ["INFO", "commandstats"];
-            let stats = self.server.server.info(&words, command);
-            let stats = stats.unwrap_or_default();
-            let calls = stats.strip_prefix("calls=").unwrap_or("0");
-            calls.split(',').next().unwrap().parse::<u64>().unwrap()
-        };
-        calls("cmdstat_evalsha") + calls("cmdstat_eval")
+        let server = &self.server.server;
+        server.calls("evalsha") + server.calls("eval")
     }
 }
 

@@ -287,6 +287,14 @@ impl Server {
         Some(line.trim().to_owned())
     }
 
+    /// How often a command has run, in scripts and outside of them.
+    pub(crate) fn calls(&self, command: &str) -> u64 {
+        let stats = self.info(&["INFO", "commandstats"], &format!("cmdstat_{command}"));
+        let stats = stats.unwrap_or_default();
+        let calls = stats.strip_prefix("calls=").unwrap_or("0");
+        calls.split(',').next().unwrap().parse().unwrap()
+    }
+
     /// Waits until this many replicas have everything that this primary has taken. (`WAIT` knows only
     /// what its own connection wrote.)
     pub(crate) fn replicated(&self, replicas: usize) {

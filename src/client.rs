@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use tracing::Instrument as _;
 
+use crate::calls::enqueue::{Enqueuer, no_answer};
+use crate::calls::lane::{Answer, Lane, Session};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::inspect::{
     self, AuditView, JobView, LeaseFilter, LeaseView, Ledger, Page, Paged, ParkedView, QueueView,
 };
-#[cfg(feature = "sqlite")]
-use crate::job::without_zero;
 use crate::job::{Job, JobId, JobState, Namespace, NewJob, QueueName};
-use crate::lifecycle::enqueue::{Enqueuer, no_answer};
-use crate::lifecycle::lane::{Answer, Lane, Session};
-use crate::lifecycle::pool::SuspectGate;
+#[cfg(feature = "sqlite")]
+use crate::limits::without_zero;
 use crate::observe::{Event, Observer, Observers};
 use crate::store::{Command, ControlRequest, Controlled, Enqueued, MemoryStore, Store};
 use crate::worker::WorkerBuilder;
+use crate::worker::pool::SuspectGate;
 
 /// How long an operator's command is repeated before the result is called unknown.
 const CONTROL_LIMIT: Duration = Duration::from_secs(30);

@@ -8,17 +8,18 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::calls::enqueue::no_answer;
 use crate::clock::monotonic;
 use crate::error::{Result, Verb};
 use crate::fence::{Fence, FenceError, Scope};
 use crate::handler::Failure;
-use crate::job::{Job, JobId, JobRecord, NewJob, QueueName, SavedCheckpoint, at_most, limits};
+use crate::job::{Job, JobId, JobRecord, NewJob, QueueName, SavedCheckpoint};
 use crate::lease::{FencingToken, Progress, Receipt};
-use crate::lifecycle::enqueue::no_answer;
-use crate::lifecycle::fence::{HeldLease, Stop};
-use crate::lifecycle::pool::{Pool, Run};
+use crate::limits::{self, at_most};
 use crate::observe::Event;
 use crate::store::{Checkpoint, Checkpointed, Enqueued};
+use crate::worker::held::{HeldLease, Stop};
+use crate::worker::pool::{Pool, Run};
 
 /// The lease that a handler works under. Clones are the same lease.
 #[derive(Clone)]
@@ -112,7 +113,7 @@ impl Context {
     /// limit that shows nothing for that long loses its lease.
     pub fn progress(&self, done: u64, total: impl Into<Option<u64>>, note: impl Into<String>) {
         let mut note = note.into();
-        note.truncate(crate::job::clip(&note, limits::REASON_BYTES).len());
+        note.truncate(crate::limits::clip(&note, limits::REASON_BYTES).len());
         let progress = Progress {
             done,
             total: total.into(),

@@ -3,8 +3,8 @@
 use crate::context::Context;
 use crate::error::{Error, ErrorKind, Result};
 use crate::lease::Verdict;
-use crate::lifecycle::fence::HeldLease;
 use crate::store::Store;
+use crate::worker::held::HeldLease;
 
 /// A lease whose end is being written. A renewal that sees the committed end must not take it for a
 /// loss; if it comes to nothing, also because the handler was dropped, the lease is taken back.

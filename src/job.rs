@@ -12,60 +12,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
-use crate::lease::{EndedLease, FencingToken};
+use crate::history::EndedLease;
+use crate::limits::{self, at_most, duration, positive};
 use crate::names::is_name;
 use crate::retry::RetryPolicy;
+use crate::token::FencingToken;
 
 pub use crate::names::{JobId, Key, Kind, Namespace, QueueName};
-
-/// The limits of the contract. They hold in every store, whatever its engine could bear.
-pub mod limits {
-    use std::time::Duration;
-
-    /// Bytes in a namespace, queue or kind name.
-    pub const NAME_BYTES: usize = 128;
-    /// Bytes in a unique or exclusive key.
-    pub const KEY_BYTES: usize = 256;
-    /// Bytes in one payload. Larger things belong in a blob store, with their address in the job.
-    pub const PAYLOAD_BYTES: usize = 256 * 1024;
-    /// Bytes in one checkpoint, and in one result.
-    pub const CHECKPOINT_BYTES: usize = 256 * 1024;
-    /// Headers on one job.
-    pub const HEADERS: usize = 64;
-    /// Bytes in all headers of one job, names and values together.
-    pub const HEADER_BYTES: usize = 16 * 1024;
-    /// Bytes kept of a failure's reason: enough for an error chain, not for a core dump.
-    pub const REASON_BYTES: usize = 4 * 1024;
-    /// Slots of one worker. Each is a task of the runtime: a larger number is a mistake, and would fill
-    /// the memory before the first job is claimed.
-    pub const SLOTS: usize = 100_000;
-    /// Leases that a worker may hold ahead of its slots: a few grants, so that quick handlers have work
-    /// while the next claim is under way.
-    pub const PREFETCH: usize = 4_000;
-    /// Bytes in an owner, a task, an actor.
-    pub const OWNER_BYTES: usize = 256;
-    /// Jobs, settlements, beats or checkpoints in one call.
-    pub const CALL_ITEMS: usize = 10_000;
-    /// Bytes of payloads in one call.
-    pub const CALL_BYTES: usize = 16 * 1024 * 1024;
-    /// Leases in one claim, and so in one grant.
-    pub const GRANT_LEASES: usize = 1_000;
-    /// Bytes of jobs in one grant.
-    pub const GRANT_BYTES: usize = 4 * 1024 * 1024;
-    /// Overdue leases expired, and due jobs promoted, in one step: bounds how long a step holds the
-    /// store when a whole fleet died at once.
-    pub const STEP_JOBS: usize = 1_000;
-    /// Priorities run from 0, served first, to 7.
-    pub const PRIORITY_MAX: u8 = 7;
-    /// A lower expiry limit would bury a job before it could become a suspect.
-    pub const EXPIRIES_MIN: u32 = 3;
-    /// Ended leases remembered with a job.
-    pub const HISTORY: usize = 8;
-    /// The longest term, delay, window, retention or lifetime: ten years.
-    pub const DURATION_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-    /// Rows in one page of an inspection.
-    pub const PAGE_ROWS: usize = 1_000;
-}
 
 /// Where a job stands. A job is in exactly one of these.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -569,59 +522,6 @@ fn header_bytes(headers: &Headers) -> usize {
         .iter()
         .map(|(name, value)| name.len() + value.len())
         .sum()
-}
-
-#[inline]
-pub(crate) fn at_most(field: &'static str, found: usize, limit: usize, unit: &str) -> Result<()> {
-    if found <= limit {
-        return Ok(());
-    }
-    Err(too_much(field, found, limit, unit))
-}
-
-#[cold]
-fn too_much(field: &'static str, found: usize, limit: usize, unit: &str) -> Error {
-    let space = if unit.is_empty() { "" } else { " " };
-    Error::invalid(
-        field,
-        format!("{found}{space}{unit}"),
-        format!("at most {limit}{space}{unit}"),
-    )
-}
-
-/// Names and reasons are text, and no text of `PostgreSQL` holds a zero byte.
-pub(crate) fn without_zero(field: &'static str, text: &str) -> Result<()> {
-    if text.contains('\0') {
-        return Err(Error::invalid(field, "a zero byte", "text without one"));
-    }
-    Ok(())
-}
-
-pub(crate) fn duration(field: &'static str, found: Duration) -> Result<()> {
-    if found <= limits::DURATION_MAX {
-        return Ok(());
-    }
-    Err(Error::invalid(
-        field,
-        format!("{found:?}"),
-        format!("at most {:?}", limits::DURATION_MAX),
-    ))
-}
-
-pub(crate) fn positive(field: &'static str, found: Duration) -> Result<()> {
-    if found < Duration::from_micros(1) {
-        return Err(Error::invalid(field, format!("{found:?}"), "at least 1 µs"));
-    }
-    duration(field, found)
-}
-
-/// Cuts `text` to `limit` bytes at a character boundary.
-pub(crate) fn clip(text: &str, limit: usize) -> &str {
-    let mut end = limit.min(text.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
 }
 
 /// State that a handler saved, bound to the token under which it was saved.

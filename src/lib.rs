@@ -86,6 +86,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod calls;
 #[cfg(feature = "cli")]
 pub mod cli;
 mod client;
@@ -96,27 +97,31 @@ pub mod dashboard;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "redis"))]
 mod ending;
 mod error;
-pub mod executor;
 pub mod fence;
 pub mod guide;
 mod handler;
+mod history;
 #[cfg(feature = "web")]
 mod http;
 pub mod inspect;
 pub mod job;
 pub mod lease;
-pub mod lifecycle;
+pub mod limits;
 mod names;
 pub mod observe;
 #[cfg(feature = "redis")]
 mod one_step;
+mod receipt;
 pub mod retry;
+pub mod rules;
 pub mod store;
+mod terms;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod token;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub mod transaction;
-mod worker;
+pub mod worker;
 
 pub use async_trait::async_trait;
 pub use client::Client;

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::clock::{Clock as _, SystemClock};
 use crate::error::{Error, Result};
-use crate::job::limits;
+use crate::limits;
 
 macro_rules! name {
     ($(#[$doc:meta])* $type:ident, $field:literal) => {

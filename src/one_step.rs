@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::calls::lane::Answer;
 use crate::context::Context;
 use crate::ending::{Ending, native};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::redis::Commands;
 use crate::handler::Failure;
 use crate::lease::Verdict;
-use crate::lifecycle::lane::Answer;
 use crate::store::{Checkpoint, Checkpointed, RedisStore, RequestId};
 use crate::{Store, Verb};
 

@@ -14,8 +14,9 @@ mod bodies;
 use std::time::Duration;
 
 use leasehold::clock::Timestamp;
-use leasehold::job::{Key, Kind, Namespace, QueueName, limits};
-use leasehold::lease::Issuer;
+use leasehold::job::{Key, Kind, Namespace, QueueName};
+use leasehold::limits;
+use leasehold::rules::issue::Issuer;
 use leasehold::{ErrorKind, FencingToken, JobId, LeaseTerms, Receipt, RetryPolicy};
 use proptest::prelude::*;
 

@@ -9,7 +9,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::executor::SameRuntime;
 use leasehold::inspect::{self, Query, View};
 use leasehold::job::QueueName;
 use leasehold::store::conformance::RecordingStore;
@@ -20,6 +19,7 @@ use leasehold::store::{
     Controlled, EnqueueRequest, Enqueued, Expiry, LeaseSelect, PruneRequest, ReapRequest, Renewal,
     Select, SessionId, SettleRequest,
 };
+use leasehold::worker::executor::SameRuntime;
 use leasehold::{
     Client, Context, Failure, Job, LeaseTerms, MemoryStore, NewJob, Receipt, Result, RetryPolicy,
     Store, Verdict, async_trait,

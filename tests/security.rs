@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use leasehold::clock::ManualClock;
-use leasehold::job::{Kind, QueueName, limits};
+use leasehold::job::{Kind, QueueName};
 use leasehold::lease::{Grant, Nonce};
+use leasehold::limits;
 use leasehold::store::conformance::{Driver, Held, ManualFixture, job};
 use leasehold::store::{
     Checkpoint, CheckpointRequest, Checkpointed, ClaimRequest, Enqueued, Outcome, SettleRequest,
@@ -455,7 +456,7 @@ async fn secrets_show_in_no_log_error_or_debug() {
     let worker = client
         .worker()
         .handle(handler)
-        .executor(leasehold::executor::SameRuntime)
+        .executor(leasehold::worker::executor::SameRuntime)
         .terms(LeaseTerms::of_term(Duration::from_millis(300)));
     write!(told, "{client:?} {worker:?}").unwrap();
     let run = tokio::time::timeout(Duration::from_secs(60), worker.run_until(done));

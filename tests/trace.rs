@@ -190,7 +190,7 @@ async fn a_job_that_is_full_of_headers_goes_without_a_context() {
     let (_dir, url) = store();
     let client = Client::open(&url).await.unwrap();
     let mut job = NewJob::of(&Ping { checkpoint: false }).unwrap();
-    job.headers = (0..leasehold::job::limits::HEADERS)
+    job.headers = (0..leasehold::limits::HEADERS)
         .map(|at| (format!("h{at}"), String::new()))
         .collect();
     let given = job.headers.clone();

@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use leasehold::executor::SameRuntime;
 use leasehold::inspect::{LeaseFilter, Page};
 use leasehold::job::{JobOptions, Kind, QueueName};
 use leasehold::observe::Event;
 use leasehold::store::{Command, Select};
+use leasehold::worker::executor::SameRuntime;
 use leasehold::{
     Client, Context, ErrorKind, Failure, FencingToken, Job, JobId, LeaseTerms, MemoryStore, NewJob,
     QueueConfig, RetryPolicy, Store, Verb,

@@ -18,12 +18,12 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use leasehold::clock::ManualClock;
-use leasehold::executor::SameRuntime;
 use leasehold::inspect::QueueView;
 use leasehold::job::{JobOptions, QueueName};
 use leasehold::lease::Nonce;
 use leasehold::observe::Event;
 use leasehold::store::{ClaimQueue, ClaimRequest, RequestId};
+use leasehold::worker::executor::SameRuntime;
 use leasehold::{
     Client, Context, ErrorKind, Failure, FencingToken, Job, LeaseTerms, MemoryStore, NewJob,
     RetryPolicy, Store, Verb, WorkerBuilder,

@@ -11,7 +11,8 @@ use super::bench_run::{self, Waits};
 use super::scratch::{self, Scratch};
 use super::{Cli, Done, Trouble, out};
 use crate::client::Client;
-use crate::job::{Namespace, limits};
+use crate::job::Namespace;
+use crate::limits;
 use crate::observe::prometheus::Exporter;
 use crate::store::MemoryStore;
 

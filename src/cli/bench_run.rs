@@ -16,7 +16,8 @@ use crate::client::Client;
 use crate::clock::{micros, monotonic};
 use crate::context::Context;
 use crate::handler::{Failure, Handler, Running};
-use crate::job::{Job, NewJob, limits};
+use crate::job::{Job, NewJob};
+use crate::limits;
 
 /// Callers that enqueue at the same time.
 const CALLERS: usize = 8;

@@ -10,7 +10,8 @@ use super::{Cli, Done, Trouble, job_view, jobs, out};
 use crate::client::Client;
 use crate::clock::Timestamp;
 use crate::inspect::JobView;
-use crate::job::{JobId, JobRecord, JobState, Kind, QueueName, limits};
+use crate::job::{JobId, JobRecord, JobState, Kind, QueueName};
+use crate::limits;
 use crate::store::{Command, Controlled, Select};
 
 #[derive(Debug, clap::Subcommand)]

@@ -17,7 +17,8 @@ use super::{Cli, Done, Trouble};
 use crate::client::Client;
 use crate::clock::Timestamp;
 use crate::inspect::{self, LeaseView, Ledger, Page};
-use crate::job::{Job as _, JobId, JobState, QueueName, limits};
+use crate::job::{Job as _, JobId, JobState, QueueName};
+use crate::limits;
 
 const WORKERS: usize = 4;
 const SLOTS: usize = 3;

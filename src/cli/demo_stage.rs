@@ -16,7 +16,8 @@ use super::demo_worker::{Errand, News};
 use crate::client::Client;
 use crate::clock::{Clock as _, SystemClock, Timestamp, monotonic};
 use crate::inspect::{self, Counts, LeaseFilter, LeaseView, Ledger, Page};
-use crate::job::{JobId, NewJob, QueueName, limits};
+use crate::job::{JobId, NewJob, QueueName};
+use crate::limits;
 use crate::store::Enqueued;
 
 /// How often the store is looked at.

@@ -7,7 +7,8 @@ use serde::de::IgnoredAny;
 use serde_json::json;
 
 use super::{Done, Trouble, out};
-use crate::job::{Kind, NewJob, QueueName, limits};
+use crate::job::{Kind, NewJob, QueueName};
+use crate::limits;
 use crate::store::Enqueued;
 
 /// Prints the job's id, and `new`, or `duplicate` if its unique key was held: then the id is that of

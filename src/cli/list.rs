@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{Done, Output, Trouble, out};
 
 use crate::inspect::{Page, Paged};
-use crate::job::limits;
+use crate::limits;
 
 /// How much of a list.
 #[derive(Clone, Copy, Debug, clap::Args)]

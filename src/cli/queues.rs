@@ -7,7 +7,8 @@ use super::list::{Limit, Listing, Reader, Row};
 use super::{Cli, Done, Trouble, out, stats};
 use crate::Client;
 use crate::inspect::{ParkedView, QueueView};
-use crate::job::{JobState, QueueName, limits};
+use crate::job::{JobState, QueueName};
+use crate::limits;
 use crate::store::{Command, Controlled, Select};
 
 #[derive(Debug, clap::Subcommand)]

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use super::{Done, Trouble};
 use crate::client::Client;
-use crate::job::{JobId, JobState, Namespace, limits};
+use crate::job::{JobId, JobState, Namespace};
+use crate::limits;
 use crate::store::{Command, Select};
 
 /// A directory that is gone with its guard.

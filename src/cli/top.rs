@@ -12,7 +12,8 @@ use super::{Cli, Done, Trouble, out, stats};
 use crate::client::Client;
 use crate::clock::monotonic;
 use crate::inspect::{LeaseFilter, Page};
-use crate::job::{QueueName, limits};
+use crate::job::QueueName;
+use crate::limits;
 
 /// Shows the live leases with the time they have left, the queues, and released against expired.
 ///

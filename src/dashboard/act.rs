@@ -12,7 +12,8 @@ use super::dead::fingerprint;
 use super::html::{Html, html, put};
 use super::page::{Asked, Trouble, document, given, in_trouble};
 use crate::inspect::{self, Page};
-use crate::job::{JobId, JobState, QueueName, limits};
+use crate::job::{JobId, JobState, QueueName};
+use crate::limits;
 use crate::store::{Command, Controlled, LeaseSelect, Select};
 
 /// Jobs that one click on a group changes. Each is a command of its own, on record.

@@ -10,7 +10,8 @@ use super::words::{ago, clip, count, grouped, now};
 use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::inspect::{self, JobView, Page};
-use crate::job::{JobId, JobState, QueueName, limits};
+use crate::job::{JobId, JobState, QueueName};
+use crate::limits;
 
 /// Dead jobs that are looked at to make the groups.
 const LOOKED_AT: usize = 2_000;

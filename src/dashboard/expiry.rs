@@ -12,8 +12,9 @@ use super::watch::Snapshot;
 use super::words::{count, grouped, percent, short};
 use crate::error::Result;
 use crate::inspect::{self, LeaseFilter, Ledger, Page};
-use crate::job::{JobState, QueueName, limits};
+use crate::job::{JobState, QueueName};
 use crate::lease::{Cause, EndedLease, LeaseEnd};
+use crate::limits;
 
 /// Queues that are studied.
 const QUEUES: usize = 20;

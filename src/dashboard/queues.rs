@@ -10,7 +10,8 @@ use super::page::{Asked, Shown, Trouble};
 use super::watch::{Point, Snapshot};
 use super::words::{count, grouped, percent, rate, short};
 use crate::inspect::{self, Page, ParkedView, QueueView};
-use crate::job::{JobState, QueueName, clip};
+use crate::job::{JobState, QueueName};
+use crate::limits::clip;
 
 /// Bytes of a key that are shown.
 const KEY_BYTES: usize = 40;

@@ -12,7 +12,7 @@ use super::words::{ago, count, grouped, now, percent, short};
 use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::inspect::{self, LeaseFilter, Page};
-use crate::job::limits;
+use crate::limits;
 
 /// Leases that are looked at.
 const LOOKED_AT: usize = 10_000;

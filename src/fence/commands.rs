@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::job::{at_most, limits};
+use crate::limits::{self, at_most};
 
 /// What a script that runs commands begins with.
 pub(crate) const LUA: &str = include_str!("commands.lua");

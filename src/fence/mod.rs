@@ -55,8 +55,8 @@ use std::fmt;
 use async_trait::async_trait;
 
 use crate::error::{Error, Verb};
-use crate::job::{at_most, limits};
 use crate::lease::FencingToken;
+use crate::limits::{self, at_most};
 use crate::observe::metrics;
 
 #[cfg(feature = "redis")]

@@ -39,8 +39,8 @@ use redis::{RedisError, Script, Value};
 pub use super::commands::Commands;
 use super::{Fence, FenceError, Op, Scope, Stale, commands, operation_name};
 use crate::error::{Error, ErrorKind};
-use crate::job::{at_most, limits};
 use crate::lease::FencingToken;
+use crate::limits::{self, at_most};
 
 static RUN: LazyLock<Script> = LazyLock::new(|| {
     let parts = ["#!lua\n", commands::LUA, include_str!("redis.lua")];

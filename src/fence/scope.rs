@@ -3,7 +3,8 @@
 use std::fmt;
 
 use crate::error::{Error, Result};
-use crate::job::{JobId, Key, Namespace, QueueName, limits};
+use crate::job::{JobId, Key, Namespace, QueueName};
+use crate::limits;
 
 /// What a resource keeps one mark for.
 ///

@@ -18,7 +18,7 @@ pub(crate) mod trace;
 
 pub use event::Event;
 
-use crate::lifecycle::run::caught;
+use crate::worker::slots::caught;
 
 /// Somebody who watches.
 ///

@@ -9,12 +9,10 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::error::{Error, Result};
-use crate::job::{
-    JobId, JobRecord, JobState, Kind, NewJob, QueueName, at_most, duration, limits, positive,
-    without_zero,
-};
+use crate::job::{JobId, JobRecord, JobState, Kind, NewJob, QueueName};
 use crate::lease::{Cause, FencingToken, Grant, Nonce, Progress, Receipt, Verdict};
-use crate::lifecycle::{LeaseFacts, Next, Step};
+use crate::limits::{self, at_most, duration, positive, without_zero};
+use crate::rules::ends::{LeaseFacts, Next, Step};
 
 /// A session: the name under which one process repeats its calls. Opened by the store, never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]

@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use crate::clock::Timestamp;
 use crate::lease::{FencingToken, Nonce, Progress};
-use crate::lifecycle::LeaseFacts;
+use crate::rules::ends::LeaseFacts;
 
 pub(crate) const HEAD: usize = 24;
 

@@ -7,8 +7,9 @@ use super::held::Held;
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::inspect::{JobView, LeaseView, Page, Paged, ParkedView};
-use crate::job::{JobRecord, JobState, Key, QueueName, limits};
-use crate::lifecycle::LeaseFacts;
+use crate::job::{JobRecord, JobState, Key, QueueName};
+use crate::limits;
+use crate::rules::ends::LeaseFacts;
 
 pub(crate) const SCHEDULED: i64 = 0;
 pub(crate) const PARKED: i64 = 1;

@@ -11,8 +11,10 @@ use super::record::{self, Kinds};
 use super::{ClaimQueue, ClaimRequest};
 use crate::clock::Timestamp;
 use crate::error::Result;
-use crate::job::{JobId, JobRecord, QueueName, limits};
-use crate::lease::{FencingToken, Grant, Lease, deadline};
+use crate::job::{JobId, JobRecord, QueueName};
+use crate::lease::{FencingToken, Grant, Lease};
+use crate::limits;
+use crate::rules::order::deadline;
 
 /// A job that was taken out of its line, and where its record ends among those taken with it.
 struct Picked {

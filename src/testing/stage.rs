@@ -16,13 +16,13 @@ use crate::client::Client;
 use crate::clock::{ManualClock, monotonic};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::job::NewJob;
-use crate::lifecycle::claim;
-use crate::lifecycle::pool::{Pool, Run};
-use crate::lifecycle::run::{self, Ran};
-use crate::lifecycle::settle::{self, Times};
 use crate::observe::Event;
 use crate::store::{Command, Enqueued, MemoryStore, Select, Store};
 use crate::worker::WorkerBuilder;
+use crate::worker::claimer;
+use crate::worker::pool::{Pool, Run};
+use crate::worker::settler::{self, Times};
+use crate::worker::slots::{self, Ran};
 
 /// Something to be shared by the handlers of one stage.
 type Shared<T> = Arc<Mutex<T>>;
@@ -92,12 +92,12 @@ impl Stage {
             }
         });
         let pool = handle(worker).build()?;
-        let Some((held, index)) = claim::one(&pool).await else {
+        let Some((held, index)) = claimer::one(&pool).await else {
             let why = "there is no job to claim: its lease was settled by its own handler";
             return Err(Error::new(ErrorKind::Unexpected, why).during(Verb::Claim));
         };
         Ok(Actor {
-            running: Box::pin(run::alone(Arc::clone(&held), index)),
+            running: Box::pin(slots::alone(Arc::clone(&held), index)),
             ran: None,
             pool,
             held,
@@ -211,7 +211,7 @@ impl Actor {
             waited: Some(Duration::ZERO),
             ran: Duration::ZERO,
         };
-        settle::hand_in(&self.pool, &self.held, self.index, ran, times);
+        settler::hand_in(&self.pool, &self.held, self.index, ran, times);
         if let Some(ride) = self.pool.outbox.ride() {
             ride.send(&self.pool).await;
         }

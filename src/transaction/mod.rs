@@ -19,15 +19,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde::Serialize;
 
+use crate::calls::enqueue::no_answer;
 use crate::client::Client;
 use crate::clock::monotonic;
 use crate::context::Context;
 use crate::error::{Result, Verb};
 use crate::handler::Failure;
-use crate::job::{Job, NewJob, at_most, limits};
-use crate::lifecycle::enqueue::no_answer;
-use crate::lifecycle::fence::Stop;
+use crate::job::{Job, NewJob};
+use crate::limits::{self, at_most};
 use crate::store::{Checkpoint, Checkpointed, Enqueued, Outcome, Settlement, Store};
+use crate::worker::held::Stop;
 
 #[cfg(feature = "postgres")]
 mod postgres;

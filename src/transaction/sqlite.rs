@@ -6,13 +6,13 @@ use bytes::Bytes;
 use rusqlite::Transaction;
 
 use super::{Whole, Within};
+use crate::calls::enqueue::named;
 use crate::context::Context;
 use crate::ending::{Ending, native};
 use crate::error::{Result, Verb};
 use crate::fence::{FenceError, sqlite};
 use crate::handler::Failure;
 use crate::job::NewJob;
-use crate::lifecycle::enqueue::named;
 use crate::store::{Enqueued, SqliteStore, Store};
 
 impl Context {

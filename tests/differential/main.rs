@@ -33,7 +33,7 @@ use std::time::Duration;
 use leasehold::clock::{Clock, ManualClock};
 use leasehold::inspect::{Counts, Ledger};
 use leasehold::job::JobState;
-use leasehold::lifecycle::{TRANSITIONS, Transition};
+use leasehold::rules::{TRANSITIONS, Transition};
 use leasehold::store::conformance::checker::{Rule, check};
 use leasehold::store::conformance::history::{Final, History};
 use leasehold::store::conformance::{ManualFixture, RecordingStore, Snapshot, cases};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use leasehold::clock::{Clock, ManualClock};
 use leasehold::job::{JobState, Key, Kind, QueueName, UniqueKey};
 use leasehold::lease::{Grant, Nonce, Progress};
-use leasehold::lifecycle::Transition;
+use leasehold::rules::Transition;
 use leasehold::store::conformance::Snapshot;
 use leasehold::store::{
     Beat, Checkpoint, CheckpointRequest, ClaimQueue, ClaimRequest, Command, ControlRequest,

@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use leasehold::clock::{Clock as _, SystemClock, Timestamp};
 use leasehold::inspect::JobView;
-use leasehold::job::{JobState, limits};
+use leasehold::job::JobState;
 use leasehold::lease::{Cause, EndedLease, LeaseEnd};
+use leasehold::limits;
 use leasehold::{FencingToken, JobId};
 use rustix::process::Signal;
 

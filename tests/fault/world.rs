@@ -10,7 +10,8 @@ use leasehold::clock::Timestamp;
 #[cfg(feature = "postgres")]
 use leasehold::clock::{Clock as _, SystemClock};
 use leasehold::inspect::{self, JobView, LeaseFilter, LeaseView, Page, QueueView};
-use leasehold::job::{JobState, QueueName, limits};
+use leasehold::job::{JobState, QueueName};
+use leasehold::limits;
 use leasehold::store::{SqliteStore, Store};
 use leasehold::{Client, Job as _, JobId, NewJob};
 use tempfile::TempDir;

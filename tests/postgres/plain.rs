@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::clock::{ManualClock, SystemClock};
-use leasehold::job::{Kind, QueueName, limits};
+use leasehold::job::{Kind, QueueName};
 use leasehold::lease::{Nonce, Progress};
+use leasehold::limits;
 use leasehold::store::{
     Beat, ClaimQueue, EnqueueRequest, ReapRequest, Renewal, RequestId, SettleRequest,
 };

@@ -1,10 +1,10 @@
-//! Makes copies of `src/lifecycle/fence.rs` and `nap.rs`, with shuttle's locks and atomics in place of
+//! Makes copies of `src/worker/held.rs` and `nap.rs`, with shuttle's locks and atomics in place of
 //! the standard library's: the shipped code, and some with a flaw.
 
 use std::{env, fs, path::Path};
 
-const FENCE: &str = "../../src/lifecycle/fence.rs";
-const NAP: &str = "../../src/lifecycle/nap.rs";
+const FENCE: &str = "../../src/worker/held.rs";
+const NAP: &str = "../../src/worker/nap.rs";
 
 /// Listening does not look whether there was a reason to stop before.
 const DEAF: (&str, &str) = (

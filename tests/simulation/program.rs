@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::executor::SameRuntime;
 use leasehold::store::{Command, LeaseSelect, Select};
+use leasehold::worker::executor::SameRuntime;
 use leasehold::{
     Client, Context, Error, Failure, FencingToken, JobId, Report, Result, RetryPolicy, Store,
 };

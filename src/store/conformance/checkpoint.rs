@@ -4,7 +4,8 @@ use bytes::Bytes;
 
 use super::driver::{Driver, HELD, TERM, bury, complete, job, retry, secs, surrender};
 use crate::error::ErrorKind;
-use crate::job::{JobState, limits};
+use crate::job::JobState;
+use crate::limits;
 use crate::store::{
     Checkpoint, CheckpointRequest, Checkpointed, Command, LeaseSelect, Renewal, Select,
 };

@@ -6,8 +6,9 @@ use super::driver::{
 };
 use crate::error::ErrorKind;
 use crate::inspect;
-use crate::job::{JobState, limits};
+use crate::job::JobState;
 use crate::lease::{FencingToken, Verdict};
+use crate::limits;
 use crate::store::{ClaimQueue, ClaimRequest, Command, LeaseSelect, Outcome, Renewal, Select};
 
 /// First come, first served.

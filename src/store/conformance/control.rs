@@ -7,8 +7,9 @@ use super::driver::{
 use crate::clock::Timestamp;
 use crate::error::ErrorKind;
 use crate::inspect::{self, Page};
-use crate::job::{JobId, JobState, limits};
+use crate::job::{JobId, JobState};
 use crate::lease::{LeaseEnd, Verdict};
+use crate::limits;
 use crate::store::{ClaimQueue, Command, Controlled, Enqueued, LeaseSelect, Outcome, Select};
 
 const CANCELLED: Verdict = Verdict::Held {

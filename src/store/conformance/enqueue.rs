@@ -4,7 +4,8 @@ use bytes::Bytes;
 
 use super::driver::{Driver, HELD, Held, bury, complete, job, queue_named, secs};
 use crate::clock::Timestamp;
-use crate::job::{JobState, Key, Kind, NewJob, QueueName, limits};
+use crate::job::{JobState, Key, Kind, NewJob, QueueName};
+use crate::limits;
 use crate::retry::RetryPolicy;
 use crate::store::{Command, Enqueued, Select};
 

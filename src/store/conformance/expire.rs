@@ -2,8 +2,9 @@
 
 use super::driver::{Driver, TERM, complete, job, queue_named, retry, secs};
 use crate::error::ErrorKind;
-use crate::job::{JobState, limits};
+use crate::job::JobState;
 use crate::lease::{Cause, LeaseEnd, Progress};
+use crate::limits;
 use crate::store::{Command, LeaseSelect, ReapRequest, Renewal};
 
 /// At its deadline a lease is overdue, and not a microsecond before.

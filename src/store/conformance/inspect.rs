@@ -5,7 +5,8 @@ use super::driver::{
 };
 use crate::error::ErrorKind;
 use crate::inspect::{self, LeaseFilter, Page, Query};
-use crate::job::{JobId, JobState, limits};
+use crate::job::{JobId, JobState};
+use crate::limits;
 use crate::store::{ClaimQueue, Command, Select};
 
 /// The ids of a view, read in pages of two.

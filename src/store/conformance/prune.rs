@@ -2,8 +2,9 @@
 
 use super::driver::{Driver, bury, complete, job, secs};
 use crate::error::ErrorKind;
-use crate::job::{JobState, limits};
-use crate::lifecycle::CANCELLED_RETENTION;
+use crate::job::JobState;
+use crate::limits;
+use crate::rules::ends::CANCELLED_RETENTION;
 use crate::store::{Command, Enqueued, PruneRequest, Select};
 
 /// Completed jobs are deleted when their retention is over, and not before.

@@ -4,8 +4,9 @@ use super::driver::{
     Driver, HELD, Held, LIFETIME, TERM, complete, job, queue_named, retry, secs, surrender,
 };
 use crate::error::ErrorKind;
-use crate::job::{JobState, limits};
+use crate::job::JobState;
 use crate::lease::{Cause, FencingToken, LeaseEnd, Nonce, Progress, Verdict};
+use crate::limits;
 use crate::store::{Beat, Command, LeaseSelect, Renewal, Select};
 
 fn held_for(granted: std::time::Duration) -> Renewal {

@@ -6,9 +6,11 @@ use super::driver::{
     Driver, HELD, Held, TERM, bury, complete, job, queue, retry, secs, snooze, surrender,
 };
 use crate::error::ErrorKind;
-use crate::job::{JobOptions, JobState, Kind, NewJob, limits};
-use crate::lease::{FencingToken, Issuer, LeaseEnd, Verdict};
-use crate::lifecycle::DISBELIEVED_DELAY;
+use crate::job::{JobOptions, JobState, Kind, NewJob};
+use crate::lease::{FencingToken, LeaseEnd, Verdict};
+use crate::limits;
+use crate::rules::ends::DISBELIEVED_DELAY;
+use crate::rules::issue::Issuer;
 use crate::store::{Checkpointed, Command, Enqueued, Outcome, Renewal, Select, SettleRequest};
 
 const LATE: Verdict = Verdict::Held {

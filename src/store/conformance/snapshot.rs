@@ -1,7 +1,8 @@
 //! Everything that a store shows of itself, at one moment.
 
 use crate::inspect::{self, AuditView, JobView, LeaseFilter, LeaseView, Page, Paged, QueueView};
-use crate::job::{JobState, limits};
+use crate::job::JobState;
+use crate::limits;
 use crate::store::Store;
 
 /// All views of a store. Two are equal if nothing that can be seen has changed.

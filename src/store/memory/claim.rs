@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use super::{FirstClaim, GrantState, LINES, LeaseState, State, is_suspects};
 use crate::clock::Timestamp;
-use crate::job::{JobRecord, limits};
-use crate::lease::{Grant, Lease, deadline};
+use crate::job::JobRecord;
+use crate::lease::{Grant, Lease};
+use crate::limits;
+use crate::rules::order::deadline;
 use crate::store::{ClaimQueue, ClaimRequest, Claimed};
 
 impl State {

@@ -8,7 +8,7 @@ use crate::clock::Timestamp;
 use crate::inspect::AuditView;
 use crate::job::{JobId, JobState};
 use crate::lease::FencingToken;
-use crate::lifecycle::{self, Next};
+use crate::rules::ends::{self, Next};
 use crate::store::{Command, ControlRequest, Controlled, LeaseSelect, Select};
 
 /// Tokens listed in one audit record.
@@ -94,7 +94,7 @@ impl State {
                     return false;
                 };
                 if let Next::Settled { state, keep_until } =
-                    lifecycle::settled(&job, JobState::Cancelled, now)
+                    ends::settled(&job, JobState::Cancelled, now)
                 {
                     self.put_settled(queue, job, state, keep_until, now);
                 }
@@ -155,7 +155,7 @@ impl State {
                 continue;
             }
             if let Some((queue, _, mut job)) = self.take(id) {
-                lifecycle::revive(Arc::make_mut(&mut job), now);
+                ends::revive(Arc::make_mut(&mut job), now);
                 self.join(queue, job);
                 answer.done += 1;
             }
@@ -180,7 +180,7 @@ impl State {
             for (lease, at) in grant.leases.iter().zip(0..) {
                 let Some(lease) = lease else { continue };
                 if all || matches!(leases, LeaseSelect::Job(job) if *job == lease.job.id) {
-                    let step = lifecycle::revoke(&lease.job, reason, lease.cancel, now);
+                    let step = ends::revoke(&lease.job, reason, lease.cancel, now);
                     found.insert(id.plus(at), (id, step));
                 }
             }

@@ -11,8 +11,9 @@ use crate::error::{Error, Result};
 use crate::inspect::{
     JobView, LeaseFilter, LeaseView, Page, Paged, ParkedView, Query, QueueView, View,
 };
-use crate::job::{JobId, JobState, QueueName, limits};
+use crate::job::{JobId, JobState, QueueName};
 use crate::lease::FencingToken;
+use crate::limits;
 use crate::store::bounded;
 
 impl State {

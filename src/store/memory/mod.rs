@@ -20,9 +20,11 @@ use super::{
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::inspect::{AuditView, Counts, Ledger, Query, View};
-use crate::job::{JobId, JobRecord, JobState, Key, QueueName, limits};
-use crate::lease::{FencingToken, Issuer, Nonce, Progress, Receipt, Verdict};
-use crate::lifecycle::{LeaseFacts, Next, Step};
+use crate::job::{JobId, JobRecord, JobState, Key, QueueName};
+use crate::lease::{FencingToken, Nonce, Progress, Receipt, Verdict};
+use crate::limits;
+use crate::rules::ends::{LeaseFacts, Next, Step};
+use crate::rules::issue::Issuer;
 use line::Line;
 use place::is_suspects;
 use places::Places;

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use super::State;
 use crate::clock::Timestamp;
 use crate::job::JobRecord;
-use crate::lease::{FencingToken, overdue_cause};
-use crate::lifecycle;
+use crate::lease::FencingToken;
+use crate::rules::ends;
+use crate::rules::order::overdue_cause;
 use crate::store::Expiry;
 
 /// Jobs of one step that go to the front, with the token that each had.
@@ -79,7 +80,7 @@ impl State {
             .take(max - expired.len())
             .collect();
         for (facts, job) in overdue {
-            let step = lifecycle::expire(&job, cause, facts.cancel, now);
+            let step = ends::expire(&job, cause, facts.cancel, now);
             let name = &self.queues[queue].name;
             expired.push(Expiry::new(name, &job, &facts, cause, &step));
             front.extend(self.end(id, facts.token, step, now));

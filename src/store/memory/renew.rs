@@ -2,8 +2,9 @@
 
 use super::{State, offset};
 use crate::clock::Timestamp;
-use crate::lease::{Cause, FencingToken, deadline};
-use crate::lifecycle;
+use crate::lease::{Cause, FencingToken};
+use crate::rules::ends;
+use crate::rules::order::deadline;
 use crate::store::{Beat, Renewal};
 
 impl State {
@@ -69,7 +70,7 @@ impl State {
             else {
                 continue;
             };
-            let step = lifecycle::expire(&lease.job, Cause::Stalled, lease.cancel, now);
+            let step = ends::expire(&lease.job, Cause::Stalled, lease.cancel, now);
             front.extend(self.end(grant, token, step, now));
         }
         self.put_front(queue, front);

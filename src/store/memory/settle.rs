@@ -6,7 +6,7 @@ use super::{LeaseState, State, offset};
 use crate::clock::Timestamp;
 use crate::job::{JobRecord, JobState};
 use crate::lease::Verdict;
-use crate::lifecycle::{self, Next};
+use crate::rules::ends::{self, Next};
 use crate::store::{Outcome, Settlement};
 
 impl State {
@@ -37,7 +37,7 @@ impl State {
                 _ => true,
             };
             let relaxed = self.queues[queue].relaxed;
-            let step = lifecycle::settle(&lease.job, outcome, cancel, believed, relaxed, now);
+            let step = ends::settle(&lease.job, outcome, cancel, believed, relaxed, now);
             self.issuer = issuer;
             self.queues[queue].ledger.late += u64::from(late);
             if let Some(job) = self.end(receipt.grant, receipt.token, step, now) {
@@ -101,7 +101,7 @@ impl State {
 
 /// Whether a job is gone once it is completed, and nobody waits for its keys.
 fn leaves_nothing(job: &JobRecord, now: Timestamp) -> bool {
-    let next = lifecycle::settled(job, JobState::Completed, now);
+    let next = ends::settled(job, JobState::Completed, now);
     let is_gone = matches!(
         next,
         Next::Settled {

@@ -10,7 +10,7 @@ use crate::clock::Timestamp;
 use crate::error::Verb;
 use crate::job::{JobId, JobState, QueueName};
 use crate::lease::FencingToken;
-use crate::lifecycle::{self, Next};
+use crate::rules::ends::{self, Next};
 use crate::store::line::state_code;
 use crate::store::{Command, ControlRequest, Controlled, LeaseSelect, Select};
 
@@ -215,7 +215,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
                     return Ok(false);
                 };
                 if let Next::Settled { state, keep_until } =
-                    lifecycle::settled(&job, JobState::Cancelled, self.now)
+                    ends::settled(&job, JobState::Cancelled, self.now)
                 {
                     self.put_settled(queue, &job, state, keep_until);
                 }
@@ -280,7 +280,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             }
         }
         if let Some((queue, mut job)) = self.take(&place).await? {
-            lifecycle::revive(&mut job, self.now);
+            ends::revive(&mut job, self.now);
             self.join(vec![(queue, job)]).await?;
         }
         Ok(Retried::Done)
@@ -319,7 +319,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
                 if tokens.len() < AUDIT_TOKENS {
                     tokens.push(facts.token);
                 }
-                let step = lifecycle::revoke(&job, reason, facts.cancel, self.now);
+                let step = ends::revoke(&job, reason, facts.cancel, self.now);
                 if let Some(front) = self.end_lease(grant, &facts, job, step) {
                     self.put_front(grant.0, vec![front]);
                 }

@@ -14,7 +14,7 @@ use super::tally::Count;
 use super::tx::{GrantKey, Tx, args, moment, time};
 use crate::job::{JobId, JobRecord, JobState, QueueName, SavedCheckpoint};
 use crate::lease::{FencingToken, Nonce, Receipt};
-use crate::lifecycle::{LeaseFacts, Next, Step};
+use crate::rules::ends::{LeaseFacts, Next, Step};
 use crate::store::held::{HEAD, Head, Held, Note, offset, place_in};
 use crate::store::record;
 

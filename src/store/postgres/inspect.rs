@@ -12,9 +12,10 @@ use crate::clock::Timestamp;
 use crate::inspect::{
     AuditView, JobView, LeaseFilter, LeaseView, Page, Paged, ParkedView, Query, QueueView, View,
 };
-use crate::job::{JobId, JobRecord, JobState, QueueName, limits};
+use crate::job::{JobId, JobRecord, JobState, QueueName};
 use crate::lease::FencingToken;
-use crate::lifecycle::LeaseFacts;
+use crate::limits;
+use crate::rules::ends::LeaseFacts;
 use crate::store::line::{
     after_key, foreign, hex, lease_view, paged, pair, parked, parked_view, rows, single,
     state_code, waiting,

@@ -46,8 +46,9 @@ use super::{
 use crate::clock::{Clock, monotonic};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::inspect::{Query, View};
-use crate::job::{Namespace, QueueName, limits};
+use crate::job::{Namespace, QueueName};
 use crate::lease::Verdict;
+use crate::limits;
 
 #[cfg(feature = "cli")]
 pub(crate) mod bare;
@@ -131,7 +132,7 @@ impl PostgresOptions {
         let digit = schema.starts_with(|c: char| c.is_ascii_digit());
         if schema.is_empty() || schema.len() > 48 || digit || !schema.chars().all(good) {
             let allowed = "1 to 48 of a-z, 0-9 and _, not a digit first";
-            let got = crate::job::clip(&schema, 64).to_owned();
+            let got = crate::limits::clip(&schema, 64).to_owned();
             return Err(Error::invalid("schema", format!("{got:?}"), allowed));
         }
         self.schema = schema;

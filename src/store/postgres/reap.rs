@@ -9,8 +9,9 @@ use super::fault::{Done, garbled};
 use super::tx::{GrantKey, Tx, args, time};
 use crate::error::Verb;
 use crate::job::JobRecord;
-use crate::lease::{FencingToken, overdue_cause};
-use crate::lifecycle;
+use crate::lease::FencingToken;
+use crate::rules::ends;
+use crate::rules::order::overdue_cause;
 use crate::store::{Expiry, ReapRequest};
 
 /// How often, and how long each time, a reaper waits for grants that somebody has in hand. One who is
@@ -109,7 +110,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             let Some((facts, job)) = self.leased(key, at)? else {
                 continue;
             };
-            let step = lifecycle::expire(&job, cause, facts.cancel, self.now);
+            let step = ends::expire(&job, cause, facts.cancel, self.now);
             let name = &self.queues[key.0].name;
             expired.push(Expiry::new(name, &job, &facts, cause, &step));
             front.extend(self.end_lease(key, &facts, job, step));

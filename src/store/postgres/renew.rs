@@ -12,8 +12,9 @@ use super::fault::{Done, corrupt};
 use super::plain::kept;
 use super::tx::{GrantKey, Tx, args};
 use crate::job::QueueName;
-use crate::lease::{Cause, FencingToken, deadline};
-use crate::lifecycle;
+use crate::lease::{Cause, FencingToken};
+use crate::rules::ends;
+use crate::rules::order::deadline;
 use crate::store::held::offset;
 use crate::store::{Beat, Renewal, record};
 
@@ -195,7 +196,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             let Some((facts, job)) = self.leased(key, at)? else {
                 continue;
             };
-            let step = lifecycle::expire(&job, Cause::Stalled, facts.cancel, self.now);
+            let step = ends::expire(&job, Cause::Stalled, facts.cancel, self.now);
             front.extend(self.end_lease(key, &facts, job, step));
         }
         self.put_front(key.0, front);

@@ -10,7 +10,7 @@ use super::tx::{GrantKey, Tx, args};
 use crate::error::Verb;
 use crate::job::QueueName;
 use crate::lease::{FencingToken, LeaseEnd, Verdict};
-use crate::lifecycle;
+use crate::rules::ends;
 use crate::store::answer::{read_verdict, written_verdict};
 use crate::store::record::flag;
 use crate::store::{Outcome, RequestId, SettleRequest, Settlement};
@@ -95,7 +95,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
                 _ => true,
             };
             let relaxed = self.queues[queue].relaxed;
-            let step = lifecycle::settle(&job, outcome, cancel, believed, relaxed, self.now);
+            let step = ends::settle(&job, outcome, cancel, believed, relaxed, self.now);
             if let Some(job) = self.end_lease(grant, &facts, job, step) {
                 front.entry(queue).or_default().push(job);
             }

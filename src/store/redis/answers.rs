@@ -14,8 +14,9 @@ use super::wire::In;
 use crate::clock::Timestamp;
 use crate::error::Result;
 use crate::inspect::{Counts, Ledger, QueueView};
-use crate::job::{JobId, Namespace, QueueName, limits};
+use crate::job::{JobId, Namespace, QueueName};
 use crate::lease::{FencingToken, Nonce};
+use crate::limits;
 use crate::store::record::Kinds;
 use crate::store::{Beat, ClaimRequest, Claimed, Controlled, Enqueued, RequestId, SessionId};
 

@@ -15,8 +15,9 @@ use super::step::Steps;
 use super::wire::{In, Out, exact, garbled};
 use super::{AHEAD, CROWDED, RedisStore, refusal};
 use crate::error::{Error, ErrorKind, Result, Verb};
-use crate::job::limits;
-use crate::lease::{FencingToken, Grant, Lease, Nonce, Verdict, tokens_ahead};
+use crate::lease::{FencingToken, Grant, Lease, Nonce, Verdict};
+use crate::limits;
+use crate::rules::issue::tokens_ahead;
 use crate::store::record::Kinds;
 use crate::store::{ClaimQueue, ClaimRequest, Claimed, Expiry, RequestId, SettleRequest};
 

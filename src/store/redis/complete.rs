@@ -8,8 +8,9 @@ use super::wire::{In, Out};
 use super::{RedisStore, at, checkpoint};
 use crate::error::{Result, Verb};
 use crate::fence::redis::Commands;
-use crate::job::{QueueName, at_most, limits};
+use crate::job::QueueName;
 use crate::lease::{Receipt, Verdict};
+use crate::limits::{self, at_most};
 use crate::store::{Checkpoint, Checkpointed, Outcome, RequestId, Settlement};
 
 /// The script's word for commands of which one would fail.

@@ -14,8 +14,9 @@ use crate::inspect::{
     AuditView, Counts, JobView, LeaseFilter, LeaseView, Ledger, Page, Paged, ParkedView, Query,
     QueueView, View,
 };
-use crate::job::{JobState, Key, QueueName, limits};
+use crate::job::{JobState, Key, QueueName};
 use crate::lease::FencingToken;
+use crate::limits;
 use crate::store::bounded;
 use crate::store::record::{self, Kinds};
 

@@ -382,7 +382,7 @@ fn refusal(status: u8) -> Result<()> {
         LOST => Err(session::not_open()),
         OVERTAKEN => Err(session::overtaken()),
         MIXED_UP => Err(session::mixed_up()),
-        AHEAD => Err(crate::lease::tokens_ahead()),
+        AHEAD => Err(crate::rules::issue::tokens_ahead()),
         _ => Err(garbled()),
     }
 }

@@ -6,7 +6,7 @@ use super::RedisStore;
 use super::step::Steps;
 use crate::clock::micros;
 use crate::error::{Result, Verb};
-use crate::job::limits;
+use crate::limits;
 use crate::store::{PruneRequest, bounded};
 
 /// Jobs, and keys, that one step deletes.

@@ -12,8 +12,9 @@ use super::session::Plan;
 use super::step::Steps;
 use super::wire::{In, garbled};
 use crate::error::{Result, Verb};
-use crate::job::{JobState, Kind, QueueName, limits};
+use crate::job::{JobState, Kind, QueueName};
 use crate::lease::{Cause, FencingToken};
+use crate::limits;
 use crate::store::{Expiry, ReapRequest, bounded, record};
 
 impl RedisStore {

@@ -6,8 +6,9 @@ use super::RedisStore;
 use super::queue::Partition;
 use super::wire::{In, Out, garbled};
 use crate::error::Result;
-use crate::job::{QueueName, limits};
+use crate::job::QueueName;
 use crate::lease::FencingToken;
+use crate::limits;
 use crate::store::{Beat, Renewal, record};
 
 /// Beats in one script, plain ones and others: short enough for the claims beside it.

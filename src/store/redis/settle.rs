@@ -8,8 +8,10 @@ use super::step::Steps;
 use super::wire::{Out, garbled};
 use crate::clock::micros;
 use crate::error::{Result, Verb};
-use crate::job::{QueueName, clip, limits};
-use crate::lease::{Issuer, Receipt, Verdict};
+use crate::job::QueueName;
+use crate::lease::{Receipt, Verdict};
+use crate::limits::{self, clip};
+use crate::rules::issue::Issuer;
 use crate::store::{Outcome, RequestId, SettleRequest, Settlement};
 
 /// A place that no lease has.

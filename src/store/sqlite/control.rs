@@ -10,7 +10,7 @@ use crate::clock::Timestamp;
 use crate::error::Verb;
 use crate::job::{JobId, JobState, QueueName};
 use crate::lease::FencingToken;
-use crate::lifecycle::{self, Next};
+use crate::rules::ends::{self, Next};
 use crate::store::held::{Note, offset};
 use crate::store::line::state_code;
 use crate::store::{Command, ControlRequest, Controlled, LeaseSelect, Select};
@@ -183,7 +183,7 @@ impl Tx<'_> {
                     return Ok(false);
                 };
                 if let Next::Settled { state, keep_until } =
-                    lifecycle::settled(&job, JobState::Cancelled, now)
+                    ends::settled(&job, JobState::Cancelled, now)
                 {
                     self.put_settled(queue, &job, state, keep_until, now)?;
                 }
@@ -246,7 +246,7 @@ impl Tx<'_> {
                 continue;
             }
             if let Some((queue, mut job)) = self.take(place)? {
-                lifecycle::revive(&mut job, now);
+                ends::revive(&mut job, now);
                 self.join(queue, &job)?;
                 answer.done += 1;
             }
@@ -295,7 +295,7 @@ impl Tx<'_> {
                 if tokens.len() < AUDIT_TOKENS {
                     tokens.push(facts.token);
                 }
-                let step = lifecycle::revoke(&job, reason, facts.cancel, now);
+                let step = ends::revoke(&job, reason, facts.cancel, now);
                 self.end(queue, grant, &facts, job, step, now)?;
             }
         }

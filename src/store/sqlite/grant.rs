@@ -12,7 +12,7 @@ use super::tx::{Tx, moment, time};
 use crate::clock::Timestamp;
 use crate::job::{JobId, JobRecord, JobState, SavedCheckpoint};
 use crate::lease::{FencingToken, Nonce, Receipt};
-use crate::lifecycle::{LeaseFacts, Next, Step};
+use crate::rules::ends::{LeaseFacts, Next, Step};
 use crate::store::held::{HEAD, Head, Held, Misfit, Note, offset, place_in};
 use crate::store::record;
 

@@ -14,7 +14,7 @@ use super::sql::CACHED;
 use super::turn::Turn;
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind};
-use crate::lease::Issuer;
+use crate::rules::issue::Issuer;
 
 /// Each brings the tables from the version of its place in the list to the next.
 const MIGRATIONS: [&str; 1] = [include_str!("schema.sql")];

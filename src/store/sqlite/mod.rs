@@ -38,8 +38,9 @@ use super::{
 use crate::clock::{Clock, SystemClock, Timestamp, monotonic};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::inspect::{Query, View};
-use crate::job::{Namespace, QueueName, limits};
+use crate::job::{Namespace, QueueName};
 use crate::lease::Verdict;
+use crate::limits;
 
 mod checkpoint;
 mod claim;

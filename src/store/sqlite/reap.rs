@@ -10,8 +10,9 @@ use super::tx::{Tx, time};
 use crate::clock::Timestamp;
 use crate::error::Verb;
 use crate::job::JobRecord;
-use crate::lease::{FencingToken, overdue_cause};
-use crate::lifecycle;
+use crate::lease::FencingToken;
+use crate::rules::ends;
+use crate::rules::order::overdue_cause;
 use crate::store::{Expiry, ReapRequest};
 
 /// Jobs of one step that go to the front, with the token that each had.
@@ -99,7 +100,7 @@ impl Tx<'_> {
             let Some((facts, job)) = self.leased(grant, at)? else {
                 continue;
             };
-            let step = lifecycle::expire(&job, cause, facts.cancel, now);
+            let step = ends::expire(&job, cause, facts.cancel, now);
             let name = &self.queues[queue].name;
             expired.push(Expiry::new(name, &job, &facts, cause, &step));
             front.extend(self.end(queue, grant, &facts, job, step, now)?);

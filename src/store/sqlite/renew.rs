@@ -3,8 +3,9 @@
 use super::fault::Done;
 use super::tx::Tx;
 use crate::clock::Timestamp;
-use crate::lease::{Cause, FencingToken, deadline};
-use crate::lifecycle;
+use crate::lease::{Cause, FencingToken};
+use crate::rules::ends;
+use crate::rules::order::deadline;
 use crate::store::held::offset;
 use crate::store::{Beat, Renewal};
 
@@ -71,7 +72,7 @@ impl Tx<'_> {
             let Some((facts, job)) = self.leased(grant, at)? else {
                 continue;
             };
-            let step = lifecycle::expire(&job, Cause::Stalled, facts.cancel, now);
+            let step = ends::expire(&job, Cause::Stalled, facts.cancel, now);
             front.extend(self.end(queue, grant, &facts, job, step, now)?);
         }
         self.put_front(queue, front)

@@ -7,7 +7,7 @@ use super::tx::Tx;
 use crate::clock::Timestamp;
 use crate::error::Verb;
 use crate::lease::{LeaseEnd, Verdict};
-use crate::lifecycle;
+use crate::rules::ends;
 use crate::store::answer::{read_verdict, written_verdict};
 use crate::store::record::flag;
 use crate::store::{Outcome, SettleRequest, Settlement};
@@ -67,7 +67,7 @@ impl Tx<'_> {
                 _ => true,
             };
             let relaxed = self.queues[queue].relaxed;
-            let step = lifecycle::settle(&job, outcome, cancel, believed, relaxed, now);
+            let step = ends::settle(&job, outcome, cancel, believed, relaxed, now);
             if let Some(job) = self.end(queue, receipt.grant, &facts, job, step, now)? {
                 front.entry(queue).or_default().push(job);
             }

@@ -1,7 +1,7 @@
 //! Renew ∥ settle ∥ cancel ∥ drain ∥ drop on what a worker's threads share, in schedules that shuttle
 //! chooses, one step of a lock or an atomic at a time.
 //!
-//! The code is the shipped `lifecycle/fence.rs` and `nap.rs`; `build.rs` gives them shuttle's locks and
+//! The code is the shipped `worker/held.rs` and `nap.rs`; `build.rs` gives them shuttle's locks and
 //! atomics. Four copies have a flaw each, and must be caught. Shuttle's memory is sequentially consistent:
 //! what weaker orderings would allow is not seen here, and is why the shipped code has a fence where
 //! two threads look at each other's flags.

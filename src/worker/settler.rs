@@ -6,7 +6,7 @@
 //!
 //! A lost lease is settled by nobody: what its handler produced counts for nothing.
 //!
-//! Before: [`run`](super::run) ended. After: the job is completed, waits, or is dead.
+//! Before: [`run`](super::slots) ended. After: the job is completed, waits, or is dead.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,18 +17,20 @@ use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::fence::{Held, HeldLease, Stop};
-use super::lane::{Answer, Lane};
+use super::held::{Held, HeldLease, Stop};
 use super::nap::Nap;
 use super::pool::{Pool, PoolQueue, Run};
-use super::run::{Ran, caught};
+use super::slots::{Ran, caught};
+use crate::calls::lane::{Answer, Lane};
 use crate::clock::monotonic;
 use crate::error::{Result, Verb};
 use crate::handler::{Failure, Wish};
-use crate::job::{JobRecord, limits};
-use crate::lease::{FencingToken, Issuer, Verdict};
+use crate::job::JobRecord;
+use crate::lease::{FencingToken, Verdict};
+use crate::limits;
 use crate::observe::Event;
 use crate::observe::metrics::{KindMeter, Release};
+use crate::rules::issue::Issuer;
 use crate::store::{Outcome, RequestId, SettleRequest, Settlement};
 
 /// As many leases of some slots are worth a call at once. At the pace at which so many gather in less

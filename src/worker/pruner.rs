@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tracing::Instrument as _;
 
-use super::lane::Answer;
 use super::pool::Pool;
+use crate::calls::lane::Answer;
 use crate::observe::Event;
 use crate::store::PruneRequest;
 

@@ -1,6 +1,6 @@
 //! Enqueuing: store jobs, merged with those of others.
 //!
-//! After: [`claim`](super::claim) takes the job.
+//! After: [`claim`](crate::worker) takes the job.
 
 use std::sync::Arc;
 
@@ -9,7 +9,8 @@ use tracing::{Instrument as _, debug_span, info_span};
 use super::lane::Session;
 use super::merge::{Item, Merger};
 use crate::error::{Error, ErrorKind, Result, Verb};
-use crate::job::{JobId, Kind, NewJob, QueueName, at_most, limits};
+use crate::job::{JobId, Kind, NewJob, QueueName};
+use crate::limits::{self, at_most};
 use crate::observe::{Event, Observers, metrics, trace};
 use crate::store::{EnqueueRequest, Enqueued};
 
@@ -80,6 +81,7 @@ impl Item for NewJob {
 }
 
 /// Checks the jobs of one call, and gives them their ids.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) fn named(jobs: Vec<NewJob>) -> Result<Vec<(JobId, NewJob)>> {
     weighed(&jobs)?;
     let mut named = Vec::with_capacity(jobs.len());

@@ -10,11 +10,11 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::enqueue::Enqueuer;
-use super::fence::{Board, Held, HolderClock, Stop};
-use super::lane::Session;
-use super::merge::{Item, Merger};
-use super::settle::Outbox;
+use super::held::{Board, Held, HolderClock, Stop};
+use super::settler::Outbox;
+use crate::calls::enqueue::Enqueuer;
+use crate::calls::lane::Session;
+use crate::calls::merge::{Item, Merger};
 use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Verb};
 use crate::handler::AnyHandler;
@@ -133,7 +133,7 @@ pub(crate) struct Pool {
     pub(crate) checkpoints: Arc<Merger<Checkpoint, Checkpointed>>,
     /// For completions that take the handler's commands along.
     #[cfg(feature = "redis")]
-    pub(crate) spare_lanes: super::lane::SpareLanes,
+    pub(crate) spare_lanes: crate::calls::lane::SpareLanes,
     pub(crate) owner: Arc<str>,
     pub(crate) task: Arc<str>,
     pub(crate) queues: Vec<PoolQueue>,
@@ -202,7 +202,7 @@ impl Pool {
             enqueuer,
             checkpoints,
             #[cfg(feature = "redis")]
-            spare_lanes: super::lane::SpareLanes::default(),
+            spare_lanes: crate::calls::lane::SpareLanes::default(),
             owner: plan.owner,
             task: plan.task,
             queues: plan.queues,

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use tracing::Instrument as _;
 
-use super::lane::{Answer, Lane};
 use super::pool::Pool;
-use crate::job::limits;
+use crate::calls::lane::{Answer, Lane};
+use crate::limits;
 use crate::observe::{Event, metrics};
 use crate::store::ReapRequest;
 

@@ -18,14 +18,14 @@ use tokio::time::Instant;
 
 use tracing::Instrument as _;
 
-use super::fence::{Held, Stop};
-use super::lane::spread;
+use super::held::{Held, Stop};
 use super::pool::Pool;
-use super::run::caught;
+use super::slots::caught;
+use crate::calls::lane::spread;
 use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Result, Verb};
-use crate::job::limits;
 use crate::lease::{Cause, FencingToken, Progress};
+use crate::limits;
 use crate::observe::{Event, metrics};
 use crate::store::{Beat, Renewal, Store};
 

@@ -19,9 +19,9 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 use tracing::instrument::Instrumented;
 
-use super::fence::{Held, HeldLease, Stop};
+use super::held::{Held, HeldLease, Stop};
 use super::pool::{Pool, Run};
-use super::settle::{self, Tally, Times};
+use super::settler::{self, Tally, Times};
 use crate::clock::monotonic;
 use crate::context::Context;
 use crate::handler::{AnyHandler, Failure, Running};
@@ -187,13 +187,13 @@ fn begin<'a>(
         } else {
             Ran::Dropped
         };
-        settle::hand_in(pool, held, index, ran, Times::default());
+        settler::hand_in(pool, held, index, ran, Times::default());
         return None;
     }
     let Some(kind) = lease.kind().map(|kind| &pool.kinds[kind]) else {
         let (queue, job) = (&held.grant.queue, &*lease.job);
         pool.observers.emit(|| Event::UnknownKind { queue, job });
-        settle::hand_in(pool, held, index, Ran::UnknownKind, Times::default());
+        settler::hand_in(pool, held, index, Ran::UnknownKind, Times::default());
         return None;
     };
     held.start(index, now);
@@ -258,7 +258,7 @@ fn end(
         waited: Some(waited),
         ran: Duration::from_nanos(ended - started),
     };
-    settle::hand_in(pool, held, index, ran, times);
+    settler::hand_in(pool, held, index, ran, times);
     done.add(&pool.outbox, held.queue, times.ran);
     ended
 }

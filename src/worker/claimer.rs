@@ -5,7 +5,7 @@
 //! that quick jobs never wait for the store, and a slow job is never held by a worker that cannot
 //! start it. When the store has nothing, the claimer sleeps on `wait`; a busy store is not polled.
 //!
-//! Before: [`enqueue`](super::enqueue). After: a slot [`run`](super::run)s the handler.
+//! Before: [`enqueue`](crate::calls::enqueue). After: a slot [`run`](super::slots)s the handler.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,15 +16,16 @@ use tokio::time::Instant;
 
 use tracing::Instrument as _;
 
-use super::fence::Stop;
-use super::lane::{Answer, Lane, spread};
+use super::held::Stop;
 use super::pool::{Pool, PoolQueue};
-use super::run::Ran;
-use super::settle::{self, Ride, Times};
+use super::settler::{self, Ride, Times};
+use super::slots::Ran;
+use crate::calls::lane::{Answer, Lane, spread};
 use crate::clock::monotonic;
 use crate::error::ErrorKind;
-use crate::job::{QueueName, limits};
+use crate::job::QueueName;
 use crate::lease::Nonce;
+use crate::limits;
 use crate::observe::{Event, metrics};
 use crate::store::{ClaimRequest, Claimed, SettleRequest, Store};
 
@@ -70,7 +71,7 @@ pub(crate) async fn one(pool: &Arc<Pool>) -> Option<(Arc<super::pool::Run>, usiz
 pub(crate) fn give_back(pool: &Pool) {
     for (held, index) in pool.unfill() {
         held.leases[index].stop(Stop::Drain);
-        settle::hand_in(pool, &held, index, Ran::Dropped, Times::default());
+        settler::hand_in(pool, &held, index, Ran::Dropped, Times::default());
     }
     pool.outbox.flush_all();
 }

@@ -1,110 +1,19 @@
-//! A job's life, verb by verb, in the order of the files.
+//! How a lease can end, and what becomes of its job: [`settle`], [`expire`], [`revoke`].
 //!
-//! ```text
-//! enqueue ──► ready ──claim──► leased ──settle(complete)──► completed ──prune──► ∅
-//!               ▲                │ │ │
-//!  scheduled ───┘ (time)         │ │ └──settle(bury)──────► dead
-//!      ▲                         │ ├────settle(surrender)─► ready | scheduled (with delay)
-//!      └──────settle(retry)──────┘ ├────expire────────────► ready | dead (too many expiries)
-//!                                  └────revoke────────────► ready
-//! ```
-//!
-//! This file holds the rules: [`TRANSITIONS`], and what becomes of a job when its lease ends
-//! (the functions `settle`, `expire`, `revoke`). They are pure, and every store calls them, so that no two
-//! stores can disagree about what an end means; where a store puts the job is its own affair.
-
-pub(crate) mod enqueue;
-
-pub(crate) mod claim;
-
-pub(crate) mod run;
-
-pub(crate) mod renew;
-
-pub(crate) mod fence;
-
-pub(crate) mod settle;
-
-pub(crate) mod expire;
-
-pub(crate) mod prune;
-
-// What the verbs above share.
-pub(crate) mod lane;
-pub(crate) mod merge;
-pub(crate) mod nap;
-pub(crate) mod pool;
+//! A store finds the job and the lease, asks one of these functions, and writes what the answer
+//! says. Nothing here does I/O or asks the time.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Timestamp;
-use crate::job::{JobRecord, JobState, clip, limits};
-use crate::lease::{Cause, EndedLease, FencingToken, Issuer, LeaseEnd, Progress};
+use crate::job::{JobRecord, JobState};
+use crate::lease::{Cause, EndedLease, FencingToken, LeaseEnd, Progress};
+use crate::limits::{self, clip};
+use crate::rules::issue::Issuer;
 use crate::store::Outcome;
 
-/// What moves a job from state to state.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[allow(missing_docs, reason = "the verbs are the glossary's")]
-pub enum Transition {
-    Enqueue,
-    Promote,
-    Claim,
-    Complete,
-    Retry,
-    Surrender,
-    Bury,
-    Expire,
-    Revoke,
-    Cancel,
-    RetryDead,
-    Reschedule,
-    Purge,
-    Prune,
-}
-
-use JobState::{Cancelled, Completed, Dead, Leased, Ready, Scheduled};
-
-/// The transition table: from, by, to. `None` is "not there".
-pub const TRANSITIONS: &[(Option<JobState>, Transition, Option<JobState>)] = &[
-    (None, Transition::Enqueue, Some(Ready)),
-    (None, Transition::Enqueue, Some(Scheduled)),
-    (Some(Scheduled), Transition::Promote, Some(Ready)),
-    (Some(Ready), Transition::Claim, Some(Leased)),
-    (Some(Leased), Transition::Complete, Some(Completed)),
-    (Some(Leased), Transition::Complete, None),
-    (Some(Leased), Transition::Retry, Some(Scheduled)),
-    (Some(Leased), Transition::Retry, Some(Cancelled)),
-    (Some(Leased), Transition::Surrender, Some(Ready)),
-    (Some(Leased), Transition::Surrender, Some(Scheduled)),
-    (Some(Leased), Transition::Surrender, Some(Cancelled)),
-    (Some(Leased), Transition::Bury, Some(Dead)),
-    (Some(Leased), Transition::Expire, Some(Ready)),
-    (Some(Leased), Transition::Expire, Some(Dead)),
-    (Some(Leased), Transition::Expire, Some(Cancelled)),
-    (Some(Leased), Transition::Revoke, Some(Ready)),
-    (Some(Leased), Transition::Revoke, Some(Cancelled)),
-    (Some(Scheduled), Transition::Cancel, Some(Cancelled)),
-    (Some(Ready), Transition::Cancel, Some(Cancelled)),
-    (Some(Leased), Transition::Cancel, Some(Leased)),
-    (Some(Dead), Transition::RetryDead, Some(Ready)),
-    (Some(Scheduled), Transition::Reschedule, Some(Scheduled)),
-    (Some(Scheduled), Transition::Reschedule, Some(Ready)),
-    (Some(Ready), Transition::Reschedule, Some(Scheduled)),
-    (Some(Ready), Transition::Reschedule, Some(Ready)),
-    (Some(Scheduled), Transition::Purge, None),
-    (Some(Ready), Transition::Purge, None),
-    (Some(Completed), Transition::Purge, None),
-    (Some(Dead), Transition::Purge, None),
-    (Some(Cancelled), Transition::Purge, None),
-    (Some(Completed), Transition::Prune, None),
-    (Some(Cancelled), Transition::Prune, None),
-];
-
-/// Whether the table has this step.
-pub fn is_legal(from: Option<JobState>, by: Transition, to: Option<JobState>) -> bool {
-    TRANSITIONS.contains(&(from, by, to))
-}
+use JobState::{Cancelled, Completed, Dead};
 
 /// How long a cancelled job stays to be looked at, if its own retention is not longer.
 pub const CANCELLED_RETENTION: Duration = Duration::from_secs(24 * 3600);
@@ -321,6 +230,8 @@ fn clipped(reason: &str) -> String {
 mod tests {
     use super::*;
     use crate::job::{JobId, Kind, NewJob, QueueName};
+    use crate::rules::{TRANSITIONS, Transition, is_legal};
+    use JobState::{Leased, Ready, Scheduled};
 
     fn state_of(next: Next) -> Option<JobState> {
         match next {

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use super::lane::{Answer, Lane, Session};
 use crate::error::{Error, ErrorKind, Result, Verb};
-use crate::job::limits;
+use crate::limits;
 use crate::store::{RequestId, Store};
 
 /// How long a call is repeated before its callers are told that the result is unknown.

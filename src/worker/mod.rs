@@ -9,6 +9,17 @@
 //!
 //! Several pools can run in one process; nothing is global.
 
+pub(crate) mod claimer;
+pub mod executor;
+pub(crate) mod held;
+mod nap;
+pub(crate) mod pool;
+mod pruner;
+mod reaper;
+mod renewer;
+pub(crate) mod settler;
+pub(crate) mod slots;
+
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
@@ -18,20 +29,20 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tracing::Instrument as _;
 
+use self::executor::{Executor, OwnThread};
+use crate::calls::merge::Merger;
 use crate::client::Client;
 use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Result, Verb};
-use crate::executor::{self, Executor, OwnThread};
 use crate::handler::{AnyHandler, Handler, Typed};
-use crate::job::{Job, Kind, QueueName, at_most, duration, limits, positive, without_zero};
+use crate::job::{Job, Kind, QueueName};
 use crate::lease::LeaseTerms;
-use crate::lifecycle::merge::Merger;
-use crate::lifecycle::pool::{Plan, Pool, PoolKind, PoolQueue, part};
-use crate::lifecycle::{claim, expire, prune, renew, run, settle};
+use crate::limits::{self, at_most, duration, positive, without_zero};
 use crate::observe::metrics::{KindMeter, QueueMeter};
 use crate::observe::{Observer, Observers};
 use crate::retry::RetryPolicy;
 use crate::store::CheckpointRequest;
+use crate::worker::pool::{Plan, Pool, PoolKind, PoolQueue, part};
 
 /// One queue that a worker claims from, and what holds for its jobs.
 #[derive(Clone, Debug)]
@@ -422,7 +433,7 @@ async fn run_pool(
     // Panics here, where it is seen, if the runtime has no timers: each part would, unseen.
     drop(tokio::time::sleep(Duration::ZERO));
     let own = || Arc::clone(pool);
-    let renewer = part(own(), "renewer", renew::renewer(own()));
+    let renewer = part(own(), "renewer", renewer::renewer(own()));
     let renewing = executor::start(executor, "leasehold-renew", renewer).map_err(|e| {
         Error::new(ErrorKind::Unavailable, "the renewer's thread did not start")
             .caused_by(e)
@@ -431,15 +442,15 @@ async fn run_pool(
 
     let mut slots = JoinSet::new();
     for number in 0..pool.slots {
-        slots.spawn(part(own(), "slot", run::slot(own(), number)));
+        slots.spawn(part(own(), "slot", slots::slot(own(), number)));
     }
     let mut parts = JoinSet::new();
-    parts.spawn(part(own(), "settler", settle::settler(own())));
-    parts.spawn(part(own(), "reaper", expire::reaper(own())));
-    parts.spawn(part(own(), "pruner", prune::pruner(own())));
+    parts.spawn(part(own(), "settler", settler::settler(own())));
+    parts.spawn(part(own(), "reaper", reaper::reaper(own())));
+    parts.spawn(part(own(), "pruner", pruner::pruner(own())));
     parts.spawn(part(own(), "meter", measure(own())));
     let mut claimers = JoinSet::new();
-    claimers.spawn(part(own(), "claimer", claim::claimer(own())));
+    claimers.spawn(part(own(), "claimer", claimer::claimer(own())));
     // Whoever drops this future half way takes everything down with it; the leases expire.
     let _ending = Ending(pool);
 
@@ -450,12 +461,12 @@ async fn run_pool(
     }
     pool.begin_drain();
     // At once: the answer to a claim may take as long as the drain.
-    claim::give_back(pool);
+    claimer::give_back(pool);
     let limit = pool.drain_deadline() + pool.grace + SETTLE_LIMIT;
     let drained = tokio::time::timeout_at(limit, async {
         // An unanswered claim is repeated until it is known; what it brings goes back.
         claimers.join_next().await;
-        claim::give_back(pool);
+        claimer::give_back(pool);
         let mut dropped = tokio::time::interval(Duration::from_millis(50));
         while !slots.is_empty() {
             tokio::select! {
@@ -531,7 +542,7 @@ fn default_owner() -> String {
     let host = host
         .or_else(|| std::env::var("HOSTNAME").ok())
         .unwrap_or_default();
-    let host = crate::job::clip(host.trim(), 64);
+    let host = crate::limits::clip(host.trim(), 64);
     let host = if host.is_empty() { "host" } else { host };
     let pool = POOLS.fetch_add(1, Ordering::Relaxed);
     format!("{host}/{}/{pool}", std::process::id())

@@ -12,11 +12,8 @@
 #![allow(clippy::unwrap_used, reason = "trouble here should stop it")]
 
 mod common;
-#[path = "../tests/support/postgres.rs"]
-mod postgres_server;
-#[allow(dead_code, unused_imports, reason = "the tests use more of it")]
-#[path = "../tests/support/redis/mod.rs"]
-mod redis_server;
+use leasehold_support::postgres as postgres_server;
+use leasehold_support::redis as redis_server;
 
 use std::fs::{self, File};
 use std::io::Write as _;

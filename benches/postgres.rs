@@ -16,8 +16,7 @@
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 
 mod common;
-#[path = "../tests/support/postgres.rs"]
-mod server;
+use leasehold_support::postgres as server;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

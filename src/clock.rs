@@ -59,7 +59,7 @@ impl fmt::Display for Timestamp {
 }
 
 /// A duration in whole microseconds, saturating: the resolution of every store.
-pub(crate) fn micros(d: Duration) -> u64 {
+pub fn micros(d: Duration) -> u64 {
     u64::try_from(d.as_micros()).unwrap_or(u64::MAX)
 }
 
@@ -127,6 +127,6 @@ impl Clock for ManualClock {
     clippy::disallowed_methods,
     reason = "the one place that reads the monotonic clock"
 )]
-pub(crate) fn monotonic() -> tokio::time::Instant {
+pub fn monotonic() -> tokio::time::Instant {
     tokio::time::Instant::now()
 }

@@ -262,7 +262,8 @@ impl Error {
     }
 
     /// The same trouble once more, for each of the calls that shared a round trip.
-    pub(crate) fn duplicate(&self) -> Self {
+    #[doc(hidden)]
+    pub fn duplicate(&self) -> Self {
         let mut copy = Self::new(self.0.kind, self.0.detail.clone());
         copy.0.verb = self.0.verb;
         copy.0.job = self.0.job;

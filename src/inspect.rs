@@ -284,11 +284,9 @@ pub struct LeaseView {
 
 /// A live lease with less than this share of its term left is late: renewed at a third of the term, one
 /// that is well has two thirds.
-#[cfg(any(feature = "cli", feature = "dashboard"))]
-pub(crate) const LATE: f64 = 1.0 / 2.0;
+pub const LATE: f64 = 1.0 / 2.0;
 /// With less than this, its holder has not been heard from.
-#[cfg(any(feature = "cli", feature = "dashboard"))]
-pub(crate) const SILENT: f64 = 1.0 / 6.0;
+pub const SILENT: f64 = 1.0 / 6.0;
 
 /// One job, with everything that is known of it.
 #[derive(Clone, PartialEq, Debug)]

@@ -87,13 +87,9 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod calls;
-#[cfg(feature = "cli")]
-pub mod cli;
 mod client;
 pub mod clock;
 mod context;
-#[cfg(feature = "dashboard")]
-pub mod dashboard;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "redis"))]
 mod ending;
 mod error;
@@ -101,8 +97,8 @@ pub mod fence;
 pub mod guide;
 mod handler;
 mod history;
-#[cfg(feature = "web")]
-mod http;
+#[doc(hidden)]
+pub mod hooks;
 pub mod inspect;
 pub mod job;
 pub mod lease;
@@ -116,8 +112,6 @@ pub mod retry;
 pub mod rules;
 pub mod store;
 mod terms;
-#[cfg(feature = "testing")]
-pub mod testing;
 mod token;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub mod transaction;

@@ -94,7 +94,7 @@ pub(crate) fn positive(field: &'static str, found: Duration) -> Result<()> {
 }
 
 /// Cuts `text` to `limit` bytes at a character boundary.
-pub(crate) fn clip(text: &str, limit: usize) -> &str {
+pub fn clip(text: &str, limit: usize) -> &str {
     let mut end = limit.min(text.len());
     while !text.is_char_boundary(end) {
         end -= 1;

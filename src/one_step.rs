@@ -68,7 +68,7 @@ impl Context {
     pub async fn complete_with(&self, commands: Commands) -> Result<(), Failure> {
         self.redis_store()?;
         #[cfg(feature = "testing")]
-        crate::testing::await_point().await;
+        crate::hooks::await_point().await;
         let ending = Ending::of(self);
         let verdict = self.complete_by(&commands).await?;
         if !verdict.is_held() {
@@ -121,7 +121,7 @@ impl Context {
         self.redis_store()?;
         let bytes = serde_json::to_vec(state)?;
         #[cfg(feature = "testing")]
-        crate::testing::await_point().await;
+        crate::hooks::await_point().await;
         let seq = self.lease().next_seq();
         let checkpoint = Checkpoint {
             receipt: self.receipt(),

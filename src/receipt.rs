@@ -57,12 +57,18 @@ impl fmt::Debug for Nonce {
 /// handed to another process.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Receipt {
-    pub(crate) queue: QueueName,
-    pub(crate) partition: u16,
-    pub(crate) grant: FencingToken,
-    pub(crate) token: FencingToken,
-    pub(crate) job: JobId,
-    pub(crate) nonce: Nonce,
+    #[doc(hidden)]
+    pub queue: QueueName,
+    #[doc(hidden)]
+    pub partition: u16,
+    #[doc(hidden)]
+    pub grant: FencingToken,
+    #[doc(hidden)]
+    pub token: FencingToken,
+    #[doc(hidden)]
+    pub job: JobId,
+    #[doc(hidden)]
+    pub nonce: Nonce,
 }
 
 impl Receipt {

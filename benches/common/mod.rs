@@ -42,32 +42,11 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
 }
 
 /// Installs the recorder that a service would have: the crate's own.
-#[cfg(feature = "prometheus")]
 pub(crate) fn record_metrics() {
-    leasehold::observe::prometheus::Exporter::install().expect("the only recorder");
+    leasehold_web::prometheus::Exporter::install().expect("the only recorder");
 }
 
 /// Installs the recorder that a service would have, and folds its histograms as one would.
-#[cfg(not(feature = "prometheus"))]
-pub(crate) fn record_metrics() {
-    use leasehold::observe::metrics;
-    use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
-
-    let mut builder = PrometheusBuilder::new();
-    for (name, buckets) in metrics::BUCKETS {
-        let name = Matcher::Full((*name).to_owned());
-        builder = builder
-            .set_buckets_for_metric(name, buckets)
-            .expect("buckets");
-    }
-    let recorder = builder.install_recorder().expect("the only recorder");
-    std::thread::spawn(move || {
-        loop {
-            std::thread::sleep(Duration::from_millis(500));
-            recorder.run_upkeep();
-        }
-    });
-}
 
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Numbered {
@@ -222,7 +201,6 @@ pub(crate) async fn bare_loop(jobs: usize) -> Took {
 }
 
 /// One table: rows go in and come out, a hundred in a transaction, `synchronous=FULL`.
-#[cfg(feature = "sqlite")]
 pub(crate) fn bare_sqlite(file: &Path, jobs: usize) -> rusqlite::Result<Took> {
     let db = rusqlite::Connection::open(file)?;
     db.pragma_update(None, "journal_mode", "WAL")?;

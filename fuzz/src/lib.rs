@@ -1,7 +1,6 @@
 //! What must hold for any bytes. The fuzz targets call these, and so does `tests/property.rs` with
 //! bytes of its own, where no fuzzer is at hand.
 
-#[cfg(all(feature = "dashboard", feature = "http"))]
 pub mod http;
 
 use std::pin::pin;
@@ -31,10 +30,10 @@ pub fn receipt(data: &[u8]) {
 
 /// A record is read whole, and written again as it was; or it is corrupt.
 pub fn record(data: &[u8]) {
-    match leasehold::store::conformance::reread(data) {
+    match leasehold::hooks::reread(data) {
         Ok(again) => {
             // What is read is what is written: nothing in the record went unread.
-            let twice = leasehold::store::conformance::reread(&again);
+            let twice = leasehold::hooks::reread(&again);
             assert_eq!(twice.expect("its own record"), again);
             assert_eq!(again.len(), data.len());
         }
@@ -43,12 +42,11 @@ pub fn record(data: &[u8]) {
 }
 
 /// An answer of a Redis script is read to its end, or refused: as corrupt, or as what it says.
-#[cfg(feature = "redis")]
 pub fn answer(data: &[u8]) {
     let Some((form, answer)) = data.split_first() else {
         return;
     };
-    if let Err(error) = leasehold::store::conformance::read_answer(*form, answer) {
+    if let Err(error) = leasehold::hooks::read_answer(*form, answer) {
         let says = [
             ErrorKind::SessionLost,
             ErrorKind::TokensAhead,

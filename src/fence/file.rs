@@ -23,9 +23,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Fence, FenceError, Marks, Scope};
 use crate::error::{Error, ErrorKind, Verb};
-use crate::lease::FencingToken;
 #[cfg(feature = "testing")]
-use crate::testing;
+use crate::hooks;
+use crate::lease::FencingToken;
 
 /// A file that is read and replaced only by those whom its fence admits.
 #[derive(Clone, Debug)]
@@ -81,11 +81,11 @@ impl FencedFile {
     ) -> Result<T, FenceError> {
         let paths = Arc::clone(&self.paths);
         #[cfg(feature = "testing")]
-        if testing::is_polled() {
+        if hooks::is_polled() {
             // On a thread of its own it would go on while the test has the handler stand still.
-            testing::await_point().await;
+            hooks::await_point().await;
             let done = Locked::take(paths).and_then(|mut locked| act(&mut locked));
-            testing::await_point().await;
+            hooks::await_point().await;
             return done;
         }
         let done = tokio::task::spawn_blocking(move || act(&mut Locked::take(paths)?)).await;

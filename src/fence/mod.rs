@@ -47,7 +47,7 @@
 //! | another service, over HTTP | `http` (feature `http`) |
 //!
 //! For anything else implement [`Fence`], with [`Marks`] if the resource has no rule of its own, and
-//! run the conformance suite (feature `conformance`) on it.
+//! run the suite of the crate `leasehold-conformance` on it.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -61,8 +61,6 @@ use crate::observe::metrics;
 
 #[cfg(feature = "redis")]
 pub(crate) mod commands;
-#[cfg(feature = "conformance")]
-pub mod conformance;
 pub mod file;
 #[cfg(feature = "http")]
 pub mod http;

@@ -181,7 +181,7 @@ pub async fn export(store: &dyn Store) -> Result<()> {
 }
 
 /// As [`export`], from views that are at hand.
-pub(crate) fn export_views(store: &'static str, queues: &[QueueView]) {
+pub fn export_views(store: &'static str, queues: &[QueueView]) {
     let version = env!("CARGO_PKG_VERSION");
     ::metrics::gauge!(BUILD_INFO, "version" => version, "store" => store).set(1.0);
     for view in queues {

@@ -8,12 +8,8 @@ use std::fmt;
 use std::sync::Arc;
 
 mod event;
-#[cfg(feature = "prometheus")]
-mod histogram;
 mod log;
 pub mod metrics;
-#[cfg(feature = "prometheus")]
-pub mod prometheus;
 pub(crate) mod trace;
 
 pub use event::Event;

@@ -2,7 +2,7 @@
 
 /// How bad it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Level {
+pub enum Level {
     Fine,
     /// Nothing is at risk, but somebody may want to know.
     Note,
@@ -12,7 +12,7 @@ pub(crate) enum Level {
 }
 
 impl Level {
-    pub(crate) const fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Fine => "fine",
             Self::Note => "note",
@@ -24,19 +24,19 @@ impl Level {
 
 /// One thing that was looked at.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Finding {
+pub struct Finding {
     /// Where: a server, a file. Empty if there is only one place.
-    pub(crate) place: String,
-    pub(crate) check: &'static str,
-    pub(crate) level: Level,
+    pub place: String,
+    pub check: &'static str,
+    pub level: Level,
     /// What is the case.
-    pub(crate) found: String,
+    pub found: String,
     /// What that means, and what to set.
-    pub(crate) advice: String,
+    pub advice: String,
 }
 
 impl Finding {
-    pub(crate) fn new(
+    pub fn new(
         check: &'static str,
         level: Level,
         found: impl Into<String>,
@@ -51,27 +51,19 @@ impl Finding {
         }
     }
 
-    pub(crate) fn fine(check: &'static str, found: impl Into<String>) -> Self {
+    pub fn fine(check: &'static str, found: impl Into<String>) -> Self {
         Self::new(check, Level::Fine, found, "")
     }
 
-    pub(crate) fn note(
-        check: &'static str,
-        found: impl Into<String>,
-        advice: impl Into<String>,
-    ) -> Self {
+    pub fn note(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
         Self::new(check, Level::Note, found, advice)
     }
 
-    pub(crate) fn risk(
-        check: &'static str,
-        found: impl Into<String>,
-        advice: impl Into<String>,
-    ) -> Self {
+    pub fn risk(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
         Self::new(check, Level::Risk, found, advice)
     }
 
-    pub(crate) fn unseen(check: &'static str, right: &str) -> Self {
+    pub fn unseen(check: &'static str, right: &str) -> Self {
         let advice = format!("ask with a user that has {right}");
         Self::new(check, Level::Unseen, "could not be looked at", advice)
     }

@@ -25,9 +25,8 @@ use crate::lease::Verdict;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) mod answer;
 mod call;
-#[cfg(feature = "conformance")]
-pub mod conformance;
-#[cfg(feature = "cli")]
+#[cfg(feature = "doctor")]
+#[allow(missing_docs, reason = "hidden: for the command")]
 pub(crate) mod health;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) mod held;

@@ -549,7 +549,7 @@ fn default_owner() -> String {
 }
 
 /// Done when the process is asked to end: by Ctrl-C, or by SIGTERM as a supervisor sends it.
-pub(crate) async fn shutdown_signal() {
+pub async fn shutdown_signal() {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};

@@ -12,14 +12,11 @@
 
 mod broken;
 mod program;
-#[cfg(all(unix, feature = "redis"))]
+#[cfg(unix)]
 mod redis;
-#[cfg(feature = "postgres")]
-#[path = "../support/postgres.rs"]
-mod server;
-#[cfg(all(unix, feature = "redis"))]
-#[path = "../support/mod.rs"]
-mod support;
+#[cfg(unix)]
+use leasehold_support as support;
+use leasehold_support::postgres as server;
 mod world;
 
 use std::any::Any;
@@ -34,12 +31,11 @@ use leasehold::clock::{Clock, ManualClock};
 use leasehold::inspect::{Counts, Ledger};
 use leasehold::job::JobState;
 use leasehold::rules::{TRANSITIONS, Transition};
-use leasehold::store::conformance::checker::{Rule, check};
-use leasehold::store::conformance::history::{Final, History};
-use leasehold::store::conformance::{ManualFixture, RecordingStore, Snapshot, cases};
-#[cfg(feature = "sqlite")]
 use leasehold::store::{SqliteOptions, SqliteStore};
 use leasehold::{JobId, MemoryStore, Store};
+use leasehold_conformance::checker::{Rule, check};
+use leasehold_conformance::history::{Final, History};
+use leasehold_conformance::{ManualFixture, RecordingStore, Snapshot, cases};
 use proptest::test_runner::{Config, FileFailurePersistence, TestError, TestRunner};
 
 use broken::{Broken, Fault};
@@ -208,7 +204,6 @@ fn memory_agrees_with_itself() {
     assert_agrees(&memory(None), quick_or(20_000, 256));
 }
 
-#[cfg(feature = "sqlite")]
 #[test]
 fn sqlite_agrees_with_memory() {
     let make: Box<Make> = Box::new(|clock| {
@@ -230,7 +225,6 @@ fn sqlite_agrees_with_memory() {
 
 /// Moves up the starts of the lines of the youngest queues, much more often than claims do: nobody may
 /// notice.
-#[cfg(feature = "postgres")]
 fn seal_all_the_time() {
     static SEALER: std::sync::Once = std::sync::Once::new();
     let seal = async {
@@ -259,7 +253,6 @@ fn seal_all_the_time() {
     });
 }
 
-#[cfg(feature = "postgres")]
 fn postgres_agrees(change: fn(Vec<Step>) -> Vec<Step>) {
     let make: Box<Make> = Box::new(|clock| {
         Box::pin(async move {
@@ -276,14 +269,12 @@ fn postgres_agrees(change: fn(Vec<Step>) -> Vec<Step>) {
     }
 }
 
-#[cfg(feature = "postgres")]
 #[test]
 #[ignore = "needs postgresql: ./tests/run"]
 fn postgres_agrees_with_memory_on_one_queue() {
     postgres_agrees(program::on_one_queue);
 }
 
-#[cfg(feature = "postgres")]
 #[test]
 #[ignore = "needs postgresql: ./tests/run"]
 fn postgres_agrees_with_memory_on_two_queues() {

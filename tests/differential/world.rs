@@ -9,13 +9,13 @@ use leasehold::clock::{Clock, ManualClock};
 use leasehold::job::{JobState, Key, Kind, QueueName, UniqueKey};
 use leasehold::lease::{Grant, Nonce, Progress};
 use leasehold::rules::Transition;
-use leasehold::store::conformance::Snapshot;
 use leasehold::store::{
     Beat, Checkpoint, CheckpointRequest, ClaimQueue, ClaimRequest, Command, ControlRequest,
     EnqueueRequest, LeaseSelect, Outcome, PruneRequest, ReapRequest, RequestId, Select, SessionId,
     SettleRequest, Settlement,
 };
 use leasehold::{Error, ErrorKind, FencingToken, JobId, NewJob, Receipt, Store};
+use leasehold_conformance::Snapshot;
 
 use crate::program::{
     BeatSpec, ClaimSpec, ControlSpec, End, JobSpec, ReceiptSpec, SelectSpec, Step, Tamper,

@@ -6,13 +6,11 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock, Timestamp};
 use leasehold::job::JobOptions;
-#[cfg(feature = "postgres")]
 use leasehold::store::PostgresStore;
-use leasehold::store::conformance::history::Op;
-#[cfg(feature = "redis")]
 use leasehold::store::{RedisOptions, RedisStore};
 use leasehold::store::{SqliteOptions, SqliteStore, Store};
 use leasehold::{Client, Context, Failure, Job, LeaseTerms};
+use leasehold_conformance::history::Op;
 use serde::{Deserialize, Serialize};
 
 use crate::broken::{Broken, Flaw};
@@ -68,12 +66,10 @@ pub(crate) async fn open(url: &str, clock: Option<HandClock>) -> Arc<dyn Store> 
         };
         return Arc::new(SqliteStore::with(path, options).unwrap());
     }
-    #[cfg(feature = "postgres")]
     if url.starts_with("postgres://") {
         assert!(clock.is_none(), "a URL has no room for a clock");
         return Arc::new(PostgresStore::open(url).await.unwrap());
     }
-    #[cfg(feature = "redis")]
     {
         // Revoking asks for jobs by id.
         let options = RedisOptions::new(url).index(true);

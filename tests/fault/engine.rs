@@ -1,29 +1,21 @@
 //! The servers that a queue can be on, and what can be done to them.
 
-#[cfg(feature = "postgres")]
 use std::sync::atomic::{AtomicU64, Ordering};
 
-#[cfg(feature = "postgres")]
 use crate::postgres_server::{self, Server};
 use crate::support::proxy::Proxy;
-#[cfg(feature = "postgres")]
 use crate::support::proxy::Speech;
-#[cfg(feature = "redis")]
 use crate::support::redis::{AOF, Standalone};
 
 #[derive(Clone, Copy)]
 pub(crate) enum Engine {
-    #[cfg(feature = "redis")]
     Redis,
-    #[cfg(feature = "postgres")]
     Postgres,
 }
 
 /// A place for a queue: a server of its own, or a share of one that is left in peace.
 pub(crate) enum Host {
-    #[cfg(feature = "redis")]
     Redis(Standalone),
-    #[cfg(feature = "postgres")]
     Postgres {
         /// None: the one that all share.
         server: Option<Server>,
@@ -35,9 +27,7 @@ impl Engine {
     /// For those who do the server no harm.
     pub(crate) fn share(self) -> Host {
         tokio::task::block_in_place(|| match self {
-            #[cfg(feature = "redis")]
             Self::Redis => Host::Redis(Standalone::start(&[])),
-            #[cfg(feature = "postgres")]
             Self::Postgres => Host::postgres(None),
         })
     }
@@ -45,9 +35,7 @@ impl Engine {
     /// A server of its own.
     pub(crate) fn own(self) -> Host {
         match self {
-            #[cfg(feature = "redis")]
             Self::Redis => self.share(),
-            #[cfg(feature = "postgres")]
             Self::Postgres => Self::tuned(&["fsync=off"]),
         }
     }
@@ -55,9 +43,7 @@ impl Engine {
     /// A server of its own that has on disk what it has answered.
     pub(crate) fn durable(self) -> Host {
         match self {
-            #[cfg(feature = "redis")]
             Self::Redis => Host::Redis(tokio::task::block_in_place(|| Standalone::start(AOF))),
-            #[cfg(feature = "postgres")]
             Self::Postgres => Self::tuned(&[]),
         }
     }
@@ -65,14 +51,11 @@ impl Engine {
     /// A server of its own that answers first, and writes later.
     pub(crate) fn forgetful(self) -> Host {
         match self {
-            #[cfg(feature = "redis")]
             Self::Redis => self.share(),
-            #[cfg(feature = "postgres")]
             Self::Postgres => Self::tuned(&["synchronous_commit=off", "wal_writer_delay=10s"]),
         }
     }
 
-    #[cfg(feature = "postgres")]
     fn tuned(settings: &[&str]) -> Host {
         Host::postgres(Some(tokio::task::block_in_place(|| {
             Server::start(settings)
@@ -81,7 +64,6 @@ impl Engine {
 }
 
 impl Host {
-    #[cfg(feature = "postgres")]
     fn postgres(server: Option<Server>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let namespace = format!("case-{}", NEXT.fetch_add(1, Ordering::Relaxed));
@@ -95,9 +77,7 @@ impl Host {
     /// The way to it by a proxy.
     pub(crate) fn url_by(&self, port: u16) -> String {
         match self {
-            #[cfg(feature = "redis")]
             Self::Redis(_) => format!("redis://127.0.0.1:{port}"),
-            #[cfg(feature = "postgres")]
             Self::Postgres { namespace, .. } => format!(
                 "postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable&namespace={namespace}"
             ),
@@ -106,17 +86,13 @@ impl Host {
 
     fn port(&self) -> u16 {
         match self {
-            #[cfg(feature = "redis")]
             Self::Redis(server) => server.server.port(),
-            #[cfg(feature = "postgres")]
             Self::Postgres { .. } => self.server().port(),
         }
     }
 
-    #[cfg(feature = "postgres")]
     pub(crate) fn server(&self) -> &Server {
         match self {
-            #[cfg(feature = "redis")]
             Self::Redis(_) => unreachable!("nobody asks Redis"),
             Self::Postgres { server, .. } => {
                 server.as_ref().unwrap_or_else(|| postgres_server::shared())
@@ -126,9 +102,7 @@ impl Host {
 
     pub(crate) async fn proxy(&self) -> Proxy {
         match self {
-            #[cfg(feature = "redis")]
             Self::Redis(_) => Proxy::start(self.port()).await,
-            #[cfg(feature = "postgres")]
             Self::Postgres { .. } => Proxy::speaking(Speech::Postgres, self.port()).await,
         }
     }
@@ -136,9 +110,7 @@ impl Host {
     /// `kill -9` of the server, and a new start.
     pub(crate) fn crash(&mut self) {
         tokio::task::block_in_place(|| match self {
-            #[cfg(feature = "redis")]
             Self::Redis(server) => server.server.restart(),
-            #[cfg(feature = "postgres")]
             Self::Postgres { server, .. } => {
                 let server = server.as_mut().expect("a server of its own");
                 server.kill();
@@ -150,9 +122,7 @@ impl Host {
     /// SIGSTOP.
     pub(crate) fn pause(&self) {
         tokio::task::block_in_place(|| match self {
-            #[cfg(feature = "redis")]
             Self::Redis(server) => server.server.pause(),
-            #[cfg(feature = "postgres")]
             Self::Postgres { server, .. } => {
                 let server = server.as_ref().expect("a server of its own");
                 server.pause();
@@ -163,9 +133,7 @@ impl Host {
     /// SIGCONT.
     pub(crate) fn resume(&self) {
         match self {
-            #[cfg(feature = "redis")]
             Self::Redis(server) => server.server.resume(),
-            #[cfg(feature = "postgres")]
             Self::Postgres { .. } => self.server().resume(),
         }
     }

@@ -9,7 +9,7 @@
 use std::time::Instant;
 
 use leasehold::job::JobState;
-use leasehold::store::conformance::checker::Rule;
+use leasehold_conformance::checker::Rule;
 
 use crate::crew::Chore;
 use crate::process::{PATIENCE, Process};

@@ -142,7 +142,6 @@ async fn frozen_worker() {
     frozen(cases, async || World::new()).await;
 }
 
-#[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn frozen_worker_on_postgres() {

@@ -157,7 +157,6 @@ async fn kill9_200_times() {
     world.assert_sound();
 }
 
-#[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn kill9_on_postgres() {

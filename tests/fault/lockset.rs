@@ -21,12 +21,10 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::MACHINE;
-#[cfg(feature = "postgres")]
 use crate::postgres_server::Server;
 use crate::process::Process;
 use crate::register::Place;
 use crate::roles::{GO, Role, say};
-#[cfg(feature = "redis")]
 use crate::support::redis::Standalone;
 use crate::table::{Row, report};
 use crate::world::figures;
@@ -325,7 +323,6 @@ fn queues(dir: &Path) -> Vec<(&'static str, On<String>)> {
         expect(unused_mut, reason = "there is but one")
     )]
     let mut queues: Vec<(_, On<String>)> = vec![("sqlite", Box::new(sqlite))];
-    #[cfg(feature = "redis")]
     if crate::in_campaign() {
         let server = Standalone::start(&[]);
         let redis = move |_| {
@@ -346,7 +343,6 @@ fn registers(dir: &Path) -> Vec<(&'static str, On<Place>)> {
         expect(unused_mut, reason = "there is but one")
     )]
     let mut registers: Vec<(_, On<Place>)> = vec![("sqlite", Box::new(sqlite))];
-    #[cfg(feature = "postgres")]
     if crate::in_campaign() {
         let server = Server::start(&["fsync=off"]);
         let postgres = move |arm| {
@@ -355,7 +351,6 @@ fn registers(dir: &Path) -> Vec<(&'static str, On<Place>)> {
         };
         registers.push(("postgres", Box::new(postgres)));
     }
-    #[cfg(feature = "redis")]
     if crate::in_campaign() {
         let server = Standalone::start(&[]);
         let redis = move |arm| Place::Redis(server.url().to_owned(), format!("{arm:?}"));

@@ -16,52 +16,36 @@
 
 mod broken;
 mod crew;
-#[cfg(any(feature = "redis", feature = "postgres"))]
 mod engine;
 mod journal;
-#[cfg(feature = "postgres")]
-#[path = "../support/postgres.rs"]
-mod postgres_server;
+use leasehold_support::postgres as postgres_server;
 mod process;
 mod register;
 mod roles;
 mod stage;
-#[path = "../support/mod.rs"]
-mod support;
+use leasehold_support as support;
 mod table;
 mod world;
 
-#[cfg(feature = "redis")]
 mod deploy;
 mod drain;
-#[cfg(feature = "redis")]
 mod failover;
 mod freeze;
 mod full;
 mod kill;
 mod lockset;
-#[cfg(feature = "redis")]
 mod memory;
-#[cfg(feature = "redis")]
 mod one_step;
-#[cfg(feature = "redis")]
 mod operator;
-#[cfg(feature = "redis")]
 mod outage;
-#[cfg(any(feature = "redis", feature = "postgres"))]
 mod partition;
 mod poison;
 mod produce;
-#[cfg(feature = "redis")]
 mod race;
-#[cfg(any(feature = "redis", feature = "postgres"))]
 mod repeat;
-#[cfg(feature = "redis")]
 mod rollback;
-#[cfg(any(feature = "redis", feature = "postgres"))]
 mod server;
 mod skew;
-#[cfg(any(feature = "redis", feature = "postgres"))]
 mod storm;
 mod together;
 

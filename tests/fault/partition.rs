@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::inspect::QueueView;
-use leasehold::store::conformance::checker::Rule;
+use leasehold_conformance::checker::Rule;
 use tokio::sync::Semaphore;
 
 use crate::MACHINE;
@@ -87,7 +87,6 @@ async fn cut_off(engine: Engine, case: &str, mode: Mode, fenced: bool) -> Judgem
     judged
 }
 
-#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn partitions_and_delays() {
@@ -102,7 +101,6 @@ async fn partitions_and_delays() {
     all_cut_off(Engine::Redis, cases, 5).await;
 }
 
-#[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn partitions_and_delays_on_postgres() {
@@ -123,9 +121,7 @@ async fn all_cut_off(engine: Engine, cases: [&'static str; 5], controls: usize) 
     // A server of PostgreSQL is many processes: more than three of them keep a small machine so busy that it
     // is the machine which is judged.
     let at_once = match engine {
-        #[cfg(feature = "postgres")]
         Engine::Postgres => 3,
-        #[cfg(feature = "redis")]
         Engine::Redis => 2 * cases.len(),
     };
     let room = Arc::new(Semaphore::new(at_once));

@@ -38,7 +38,6 @@ async fn work(stage: &Stage, rounds: usize) {
     stage.naps(rounds * 20, 10).await;
 }
 
-#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn duplicate_request() {
@@ -46,7 +45,6 @@ async fn duplicate_request() {
     every_call_twice(Engine::Redis, "duplicate request").await;
 }
 
-#[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn duplicate_request_on_postgres() {
@@ -112,7 +110,6 @@ async fn lose_answers(stage: &Stage, proxy: &Proxy, most: usize) {
     proxy.lose_replies(0, 0);
 }
 
-#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn ambiguous_settle() {
@@ -120,7 +117,6 @@ async fn ambiguous_settle() {
     answers_lost(Engine::Redis, "ambiguous settle").await;
 }
 
-#[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn ambiguous_settle_on_postgres() {

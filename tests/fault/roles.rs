@@ -31,9 +31,7 @@ pub(crate) enum Role {
     Producer(ProducerRole),
     Holder(HolderRole),
     Crew(CrewRole),
-    #[cfg(feature = "redis")]
     Racer(CrewRole),
-    #[cfg(feature = "redis")]
     Payer(crate::one_step::PayerRole),
     /// Takes the file's write lock and keeps it.
     LockHolder {
@@ -125,9 +123,7 @@ fn play() {
         Role::Producer(role) => runtime(2).block_on(produce(role)),
         Role::Holder(role) => runtime(2).block_on(lockset::hold(role)),
         Role::Crew(role) => runtime(2).block_on(crew::work(role)),
-        #[cfg(feature = "redis")]
         Role::Racer(role) => runtime(2).block_on(crate::race::race(role)),
-        #[cfg(feature = "redis")]
         Role::Payer(role) => runtime(2).block_on(crate::one_step::work(role)),
         Role::LockHolder { db } => hold(&db),
     }

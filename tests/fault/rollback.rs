@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::store::conformance::checker::Rule;
+use leasehold_conformance::checker::Rule;
 
 use crate::MACHINE;
 use crate::crew::Chore;

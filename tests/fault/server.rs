@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::inspect::QueueView;
-use leasehold::store::conformance::checker::Rule;
+use leasehold_conformance::checker::Rule;
 
 use crate::crew::Chore;
 use crate::engine::Engine;
@@ -31,7 +31,6 @@ async fn goes_on(stage: &Stage, more: u64) {
     stage.world.until("the workers to go on", further).await;
 }
 
-#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn service_restart() {
@@ -39,7 +38,6 @@ async fn service_restart() {
     restarted(Engine::Redis, "service restart", 4).await;
 }
 
-#[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn service_restart_on_postgres() {
@@ -109,7 +107,6 @@ async fn stalled(engine: Engine, times: usize, term: Duration) -> (Stage, QueueV
     (stage, view, judged)
 }
 
-#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn server_stall() {
@@ -117,7 +114,6 @@ async fn server_stall() {
     stalls(Engine::Redis, "server stall", 3).await;
 }
 
-#[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn server_stall_on_postgres() {
@@ -135,9 +131,7 @@ async fn stalls(engine: Engine, case: &'static str, daily: usize) {
     let (expired, late) = (view.ledger.expired_deadline, view.ledger.late);
     let felt = match engine {
         // What reaches this server while it stands still is done first of all: late, and before any claim.
-        #[cfg(feature = "postgres")]
         Engine::Postgres => expired + late,
-        #[cfg(feature = "redis")]
         Engine::Redis => expired,
     };
     assert!(felt > 0, "nobody held anything: {view:?}");

@@ -12,7 +12,7 @@
 use std::time::Duration;
 
 use leasehold::clock::{Clock, SystemClock, Timestamp};
-use leasehold::store::conformance::checker::Rule;
+use leasehold_conformance::checker::Rule;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -21,7 +21,6 @@ use crate::crew::Chore;
 use crate::journal::Judgement;
 use crate::process::Process;
 use crate::stage::Stage;
-#[cfg(feature = "redis")]
 use crate::support::redis::Standalone;
 use crate::table::{Row, report};
 
@@ -31,7 +30,6 @@ const JUMP: i64 = 3_000_000;
 /// A twentieth.
 const DRIFT: i64 = 50;
 /// Tenfold: beyond what any margin allows for.
-#[cfg(feature = "redis")]
 const RACE: i64 = 9_000;
 /// Nobody's lease ends by itself meanwhile.
 const TERM: Duration = Duration::from_secs(2);
@@ -116,7 +114,6 @@ fn assert_control(case: &str, control: &Judgement) -> String {
     format!("{lost} of {} writes lost", 2 * KEYS)
 }
 
-#[cfg(feature = "redis")]
 mod server {
     use leasehold::inspect::QueueView;
 

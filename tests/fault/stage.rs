@@ -1,24 +1,20 @@
 //! Where a case of the campaign plays: a store, registers, a journal, and a crew to be hired.
 
-#[cfg(feature = "redis")]
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-#[cfg(feature = "redis")]
 use leasehold::inspect::JobView;
 use leasehold::inspect::QueueView;
 use leasehold::store::MemoryStore;
-use leasehold::store::conformance::history::Final;
 use leasehold::{Client, NewJob};
-#[cfg(feature = "redis")]
 use leasehold::{FencingToken, JobId};
+use leasehold_conformance::history::Final;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::crew::{Chore, CrewRole, HandClock};
-#[cfg(feature = "redis")]
 use crate::journal::accepted;
 use crate::journal::{Judgement, read};
 use crate::process::Process;
@@ -47,13 +43,11 @@ impl Stage {
     }
 
     /// On the store of a URL.
-    #[cfg(any(feature = "redis", feature = "postgres"))]
     pub(crate) async fn at(url: impl Into<String>) -> Self {
         Self::on(tempfile::tempdir().unwrap(), url.into(), None).await
     }
 
     /// On the store of a URL, whose clock is set by hand.
-    #[cfg(feature = "redis")]
     pub(crate) async fn with_clock(url: impl Into<String>) -> (Self, HandClock) {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("clock");
@@ -172,7 +166,6 @@ impl Stage {
 
     /// Completions that were accepted, and of which what is left knows nothing: the job is gone, or
     /// was completed under another token.
-    #[cfg(feature = "redis")]
     pub(crate) fn settlements_lost(&self, left: &[JobView]) -> u64 {
         let kept: HashSet<(JobId, FencingToken)> = left
             .iter()

@@ -56,7 +56,6 @@ async fn hold(engine: Engine, leases: usize, term: Duration, flaw: Option<Flaw>)
     }
 }
 
-#[cfg(feature = "redis")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn renewal_storm() {
@@ -69,7 +68,6 @@ async fn renewal_storm() {
     all_renewed(Engine::Redis, "renewal storm", leases, seconds).await;
 }
 
-#[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn renewal_storm_on_postgres() {

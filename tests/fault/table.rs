@@ -79,93 +79,55 @@ fn header() -> String {
 
 /// Every fault, in the order of the table.
 const CASES: &[&str] = &[
-    #[cfg(feature = "redis")]
     "concurrent acquisition",
     "owner crash",
     "owner pause, stale owner resume",
-    #[cfg(feature = "redis")]
     "partition, both ways",
-    #[cfg(feature = "redis")]
     "partition, requests lost",
-    #[cfg(feature = "redis")]
     "partition, replies lost",
-    #[cfg(feature = "redis")]
     "partition, link down",
-    #[cfg(feature = "redis")]
     "delayed renewal",
-    #[cfg(feature = "redis")]
     "duplicate request",
-    #[cfg(feature = "redis")]
     "ambiguous settle",
-    #[cfg(feature = "redis")]
     "service restart",
-    #[cfg(feature = "redis")]
     "server stall",
-    #[cfg(feature = "redis")]
     "token across issuer rollback",
-    #[cfg(feature = "redis")]
     "server clock forward",
-    #[cfg(feature = "redis")]
     "server clock back",
-    #[cfg(feature = "redis")]
     "server clock drifts",
     "holder clock forward",
     "holder clock back",
     "holder clock drifts",
     "resource-side rejection",
-    #[cfg(feature = "redis")]
     "retry storm",
-    #[cfg(feature = "redis")]
     "manual recovery",
-    #[cfg(feature = "redis")]
     "no-progress zombie",
-    #[cfg(feature = "redis")]
     "renewal storm",
-    #[cfg(feature = "redis")]
     "rolling deploy",
     "stale checkpoint",
     "kill -9 in commit",
     "kill -9 of the enqueuer",
     "frozen inside a SQLite transaction",
     "full disk",
-    #[cfg(feature = "redis")]
     "Redis out of memory",
     "poison job",
-    #[cfg(feature = "postgres")]
     "owner crash, PostgreSQL",
-    #[cfg(feature = "postgres")]
     "owner pause, stale owner resume, PostgreSQL",
-    #[cfg(feature = "postgres")]
     "partition, both ways, PostgreSQL",
-    #[cfg(feature = "postgres")]
     "partition, requests lost, PostgreSQL",
-    #[cfg(feature = "postgres")]
     "partition, replies lost, PostgreSQL",
-    #[cfg(feature = "postgres")]
     "partition, link down, PostgreSQL",
-    #[cfg(feature = "postgres")]
     "delayed renewal, PostgreSQL",
-    #[cfg(feature = "postgres")]
     "duplicate request, PostgreSQL",
-    #[cfg(feature = "postgres")]
     "ambiguous settle, PostgreSQL",
-    #[cfg(feature = "postgres")]
     "service restart, PostgreSQL",
-    #[cfg(feature = "postgres")]
     "server stall, PostgreSQL",
-    #[cfg(feature = "postgres")]
     "renewal storm, PostgreSQL",
-    #[cfg(feature = "postgres")]
     "stale checkpoint, PostgreSQL",
 ];
 
 /// Those that take so long that they are in the campaign only.
-const LONG: &[&str] = &[
-    #[cfg(feature = "redis")]
-    "failover by Sentinel",
-    #[cfg(feature = "redis")]
-    "failover of a cluster",
-];
+const LONG: &[&str] = &["failover by Sentinel", "failover of a cluster"];
 
 static REPORTED: Mutex<Vec<(&str, Row)>> = Mutex::new(Vec::new());
 

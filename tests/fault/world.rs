@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::clock::Timestamp;
-#[cfg(feature = "postgres")]
 use leasehold::clock::{Clock as _, SystemClock};
 use leasehold::inspect::{self, JobView, LeaseFilter, LeaseView, Page, QueueView};
 use leasehold::job::{JobState, QueueName};
@@ -28,7 +27,6 @@ pub(crate) struct World {
     marks: PathBuf,
     started: usize,
     /// A look behind the store.
-    #[cfg(feature = "postgres")]
     server: Option<tokio_postgres::Client>,
     /// Goes last.
     _dir: TempDir,
@@ -50,7 +48,6 @@ impl World {
     }
 
     /// On the PostgreSQL server of a host.
-    #[cfg(feature = "postgres")]
     pub(crate) async fn on(host: &crate::engine::Host) -> Self {
         let url = host.url();
         let store = crate::crew::open(&url, None).await;
@@ -66,7 +63,6 @@ impl World {
             url,
             marks: dir.path().to_owned(),
             started: 0,
-            #[cfg(feature = "postgres")]
             server: None,
             _dir: dir,
         }
@@ -93,7 +89,6 @@ impl World {
     )]
     pub(crate) async fn kill(&self, process: &mut Process, owner: &str) -> Killed {
         let killed = process.kill();
-        #[cfg(feature = "postgres")]
         if let Some(server) = &self.server {
             let busy = "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = $1)";
             while server.query_one(busy, &[&owner]).await.unwrap().get(0) {

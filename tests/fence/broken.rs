@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use leasehold::fence::conformance::{Holder, Subject, check};
 use leasehold::fence::{FenceError, Marks, Scope};
 use leasehold::{FencingToken, async_trait};
+use leasehold_conformance::resource::{Holder, Subject, check};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Flaw {

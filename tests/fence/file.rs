@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use leasehold::fence::conformance::{Holder, Subject};
 use leasehold::fence::file::{FencedFile, Opened};
 use leasehold::fence::{Fence as _, FenceError, Scope};
 use leasehold::{FencingToken, async_trait};
+use leasehold_conformance::resource::{Holder, Subject};
 use tempfile::TempDir;
 
 use crate::conforms;

@@ -30,7 +30,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Every store that runs in this process, each with what it needs to live.
 fn stores() -> Vec<(Arc<dyn Store>, Option<tempfile::TempDir>)> {
     let mut stores: Vec<(Arc<dyn Store>, _)> = vec![(Arc::new(MemoryStore::new()), None)];
-    #[cfg(feature = "sqlite")]
     {
         let dir = tempfile::tempdir().unwrap();
         let options = leasehold::store::SqliteOptions::new()

@@ -9,7 +9,6 @@ use axum::Router;
 use axum::extract::Extension;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
-use leasehold::fence::conformance::{Holder, Subject, check};
 use leasehold::fence::file::FencedFile;
 use leasehold::fence::http::{
     FENCING_MARK, FENCING_SCOPE, FENCING_TOKEN, FenceLayer, Fenced, conflict, refusal, stamp,
@@ -17,6 +16,7 @@ use leasehold::fence::http::{
 use leasehold::fence::memory::{Cell, Opened};
 use leasehold::fence::{Fence, FenceError, Scope};
 use leasehold::{Error, ErrorKind, FencingToken, async_trait};
+use leasehold_conformance::resource::{Holder, Subject, check};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -317,13 +317,11 @@ async fn conforms_behind_the_layer(name: &str, subject: Arc<dyn Subject>) {
     assert!(figures.refused > 0 && figures.repeated > 0, "{figures:?}");
 }
 
-#[cfg(feature = "sqlite")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_sqlite_file_behind_the_layer_conforms() {
     conforms_behind_the_layer("sqlite", Arc::new(crate::sqlite::Sqlite::new())).await;
 }
 
-#[cfg(feature = "postgres")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn a_postgres_database_behind_the_layer_conforms() {

@@ -7,38 +7,20 @@
 mod broken;
 mod file;
 mod handler;
-#[cfg(feature = "http")]
 mod http;
 mod memory;
-#[cfg(feature = "redis")]
 mod one_step;
-#[cfg(any(feature = "sqlite", feature = "redis"))]
-#[path = "../support/paying.rs"]
-mod paying;
-#[cfg(feature = "postgres")]
+use leasehold_support::paying;
 mod postgres;
-#[cfg(feature = "postgres")]
-#[path = "../support/postgres.rs"]
-mod postgres_server;
-#[cfg(feature = "redis")]
+use leasehold_support::postgres as postgres_server;
 mod redis;
-#[cfg(feature = "redis")]
 #[allow(dead_code, unused_imports, reason = "other tests use more of it")]
-#[allow(
-    clippy::unused_self,
-    clippy::format_push_string,
-    reason = "it is not this test's"
-)]
-#[path = "../support/redis/mod.rs"]
-mod redis_server;
-#[cfg(any(feature = "redis", feature = "postgres"))]
+use leasehold_support::redis as redis_server;
 mod round_trips;
-#[cfg(feature = "sqlite")]
 mod sqlite;
-#[cfg(feature = "sqlite")]
 mod transaction;
 
-use leasehold::fence::conformance::{Subject, check};
+use leasehold_conformance::resource::{Subject, check};
 
 /// Random interleavings for each adapter.
 const INTERLEAVINGS: usize = 10_000;
@@ -53,7 +35,6 @@ async fn conforms(name: &str, subject: &dyn Subject) {
 
 /// The same interleavings, shared out to resources of one kind that have nothing in common: where
 /// each step waits for a server, they need not wait for each other.
-#[cfg(feature = "postgres")]
 async fn conform_side_by_side(name: &str, subjects: Vec<Box<dyn Subject>>) {
     let share = INTERLEAVINGS / subjects.len();
     let mut checks = tokio::task::JoinSet::new();

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use leasehold::fence::conformance::{Holder, Subject};
 use leasehold::fence::memory::{Cell, Opened};
 use leasehold::fence::{Fence as _, FenceError, Scope};
 use leasehold::{FencingToken, async_trait};
+use leasehold_conformance::resource::{Holder, Subject};
 
 use crate::conforms;
 

@@ -6,12 +6,12 @@ use std::time::Duration;
 use leasehold::clock::ManualClock;
 use leasehold::fence::redis::Commands;
 use leasehold::job::{JobState, Namespace};
-use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 use leasehold::store::{
     Checkpoint, Checkpointed, Command, LeaseSelect, RedisOptions, RedisStore, RequestId, Select,
     acl_rule,
 };
 use leasehold::{Client, Context, Error, ErrorKind, Failure, MemoryStore, NewJob, Result, Verdict};
+use leasehold_conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 
 use crate::paying::{Pay, run};
 use crate::redis_server::{Cluster, STEADY, Server, Standalone};

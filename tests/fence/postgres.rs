@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold::fence::conformance::{Holder, Subject};
 use leasehold::fence::postgres::{Fenced, migrate, open_all, prune};
 use leasehold::fence::{Fence as _, FenceError, Scope};
 use leasehold::{ErrorKind, FencingToken, async_trait};
+use leasehold_conformance::resource::{Holder, Subject};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, GenericClient, NoTls, Transaction};
 

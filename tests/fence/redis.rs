@@ -1,9 +1,9 @@
 //! The fence on a real Redis server, and on a cluster.
 
-use leasehold::fence::conformance::{Holder, Subject, check};
 use leasehold::fence::redis::{Commands, Opened, RedisFence};
 use leasehold::fence::{Fence as _, FenceError, Scope};
 use leasehold::{FencingToken, async_trait};
+use leasehold_conformance::resource::{Holder, Subject, check};
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{FromRedisValue as _, Value};
 

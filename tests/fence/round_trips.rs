@@ -67,14 +67,13 @@ fn scope() -> Scope {
     Scope::parse("bank/default/k:account").unwrap()
 }
 
-#[cfg(feature = "redis")]
 mod redis {
     use leasehold::FencingToken;
     use leasehold::clock::ManualClock;
     use leasehold::fence::Fence as _;
     use leasehold::fence::redis::{Commands, RedisFence};
-    use leasehold::store::conformance::{Driver, ManualFixture, job, queue};
     use leasehold::store::{Outcome, RedisOptions, RedisStore, SettleRequest, Settlement, Store};
+    use leasehold_conformance::{Driver, ManualFixture, job, queue};
 
     use super::{Arc, Wire, scope};
     use crate::redis_server::Standalone;
@@ -138,7 +137,6 @@ mod redis {
     }
 }
 
-#[cfg(feature = "postgres")]
 mod postgres {
     use leasehold::FencingToken;
     use leasehold::fence::Fence as _;

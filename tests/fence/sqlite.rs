@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold::fence::conformance::{Holder, Subject};
 use leasehold::fence::{FenceError, Scope, sqlite};
 use leasehold::{ErrorKind, FencingToken, async_trait};
+use leasehold_conformance::resource::{Holder, Subject};
 use rusqlite::Connection;
 use tempfile::TempDir;
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use leasehold::{MemoryStore, Store};
 
-#[cfg(feature = "postgres")]
 use crate::database::Database;
 use crate::net::StoreClock;
 
@@ -13,9 +12,7 @@ use crate::net::StoreClock;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Engine {
     Memory,
-    #[cfg(feature = "sqlite")]
     Sqlite,
-    #[cfg(feature = "postgres")]
     Postgres,
 }
 
@@ -23,9 +20,7 @@ pub(crate) enum Engine {
 pub(crate) enum Disk {
     /// The state is the store: a restart is an outage, a rollback loses everything.
     Memory(Option<Arc<dyn Store>>),
-    #[cfg(feature = "sqlite")]
     File(tempfile::TempDir),
-    #[cfg(feature = "postgres")]
     Database(Database),
 }
 
@@ -37,13 +32,11 @@ impl Disk {
     pub(crate) fn new(engine: Engine, seed: u64) -> Self {
         match engine {
             Engine::Memory => Self::Memory(None),
-            #[cfg(feature = "sqlite")]
             Engine::Sqlite => {
                 // In memory where the system has it: nothing here is about the disk.
                 let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
                 Self::File(dir.expect("a directory"))
             }
-            #[cfg(feature = "postgres")]
             Engine::Postgres => Self::Database(Database::new(seed)),
         }
     }
@@ -55,7 +48,6 @@ impl Disk {
                 let new = || Arc::new(MemoryStore::with_clock(clock.clone())) as Arc<dyn Store>;
                 Arc::clone(kept.get_or_insert_with(new))
             }
-            #[cfg(feature = "sqlite")]
             Self::File(dir) => {
                 use leasehold::store::{SqliteOptions, SqliteStore};
 
@@ -66,7 +58,6 @@ impl Disk {
                 let store = SqliteStore::with(dir.path().join("jobs.db"), options);
                 Arc::new(store.expect("the file opens"))
             }
-            #[cfg(feature = "postgres")]
             Self::Database(database) => database.open(clock),
         }
     }
@@ -75,9 +66,7 @@ impl Disk {
     pub(crate) fn keep(&self) {
         match self {
             Self::Memory(_) => {}
-            #[cfg(feature = "sqlite")]
             Self::File(dir) => copy(dir.path(), "jobs.db", "kept.db"),
-            #[cfg(feature = "postgres")]
             Self::Database(database) => database.keep(),
         }
     }
@@ -86,15 +75,12 @@ impl Disk {
     pub(crate) fn roll_back(&mut self) {
         match self {
             Self::Memory(kept) => *kept = None,
-            #[cfg(feature = "sqlite")]
             Self::File(dir) => copy(dir.path(), "kept.db", "jobs.db"),
-            #[cfg(feature = "postgres")]
             Self::Database(database) => database.roll_back(),
         }
     }
 }
 
-#[cfg(feature = "sqlite")]
 fn copy(dir: &std::path::Path, from: &str, to: &str) {
     for part in ["", "-wal"] {
         let (from, to) = (

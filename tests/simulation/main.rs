@@ -11,19 +11,16 @@
     reason = "the clocks here are virtual"
 )]
 
-#[cfg(feature = "postgres")]
 mod apart;
 mod broken;
-#[cfg(feature = "postgres")]
 mod database;
 mod engine;
 mod link;
+mod model;
 mod net;
 mod oversee;
 mod plan;
-#[cfg(feature = "postgres")]
-#[path = "../support/postgres.rs"]
-mod postgres_server;
+use leasehold_support::postgres as postgres_server;
 mod program;
 mod resource;
 mod trace;
@@ -96,9 +93,7 @@ impl FromStr for Case {
         };
         let engine = match parts.next() {
             Some("memory") => Engine::Memory,
-            #[cfg(feature = "sqlite")]
             Some("sqlite") => Engine::Sqlite,
-            #[cfg(feature = "postgres")]
             Some("postgres") => Engine::Postgres,
             _ => return Err(wrong()),
         };
@@ -129,7 +124,6 @@ fn seeds(daily: impl Iterator<Item = u64>, campaign: u64) -> Vec<u64> {
 
 /// So many seeds that meet every kind of trouble, and every workload, equally often: neighbours have
 /// their trouble in common, and all pairs are too many for an engine whose calls take milliseconds.
-#[cfg(feature = "postgres")]
 fn spread(few: u64) -> impl Iterator<Item = u64> {
     const STRIDE: u64 = 7;
     const { assert!(!PAIRS.is_multiple_of(STRIDE)) };
@@ -181,19 +175,16 @@ fn after_the_troubles_the_backlog_drains() {
     );
 }
 
-#[cfg(feature = "sqlite")]
 #[test]
 fn nothing_forbidden_happens_on_sqlite() {
     sweep(Goal::Safety, Engine::Sqlite, &seeds(1..=PAIRS, 5_000));
 }
 
-#[cfg(feature = "sqlite")]
 #[test]
 fn after_the_troubles_the_backlog_drains_on_sqlite() {
     sweep(Goal::Liveness, Engine::Sqlite, &seeds(1..=PAIRS / 2, 2_000));
 }
 
-#[cfg(feature = "postgres")]
 #[test]
 #[ignore = "needs postgresql: ./tests/run"]
 fn nothing_forbidden_happens_on_postgres() {
@@ -201,7 +192,6 @@ fn nothing_forbidden_happens_on_postgres() {
     assert_eq!(seen.missing(), Vec::<&str>::new(), "the tables do not bite");
 }
 
-#[cfg(feature = "postgres")]
 #[test]
 #[ignore = "needs postgresql: ./tests/run"]
 fn after_the_troubles_the_backlog_drains_on_postgres() {
@@ -232,7 +222,6 @@ fn broken_variants_are_caught_within_a_thousand_seeds() {
 }
 
 /// What catches a protection that is off does so here, too. Where to look is known from memory.
-#[cfg(feature = "postgres")]
 #[test]
 #[ignore = "needs postgresql: ./tests/run"]
 fn broken_variants_are_caught_on_postgres() {
@@ -250,7 +239,6 @@ fn a_backlog_that_never_drains_is_caught() {
     assert_never_drains(Engine::Memory);
 }
 
-#[cfg(feature = "postgres")]
 #[test]
 #[ignore = "needs postgresql: ./tests/run"]
 fn a_backlog_that_never_drains_is_caught_on_postgres() {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use leasehold::FencingToken;
-use leasehold::store::conformance::history::History;
+use leasehold_conformance::history::History;
 
 pub(crate) struct Resource {
     history: History,

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use leasehold::Verdict;
-use leasehold::store::conformance::history::{Answer, Event, What};
 use leasehold::store::{Checkpointed, Renewal};
+use leasehold_conformance::history::{Answer, Event, What};
 
 /// A number for a history. Ids and proofs are drawn anew in each run, so that only their first
 /// place counts; everything else must be equal.

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::inspect;
-use leasehold::store::conformance::RecordingStore;
-use leasehold::store::conformance::checker::check;
-use leasehold::store::conformance::history::{Event, Final, History};
 use leasehold::{Report, Result, Store};
+use leasehold_conformance::RecordingStore;
+use leasehold_conformance::checker::check;
+use leasehold_conformance::history::{Event, Final, History};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;

@@ -1,7 +1,5 @@
 //! A small disk in memory, to run full. Root makes one; others are told that the test was not run.
 
-#![allow(dead_code, reason = "each test binary uses its own part")]
-
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,13 +8,13 @@ use std::process::Command;
 const PAGE: usize = 4_096;
 
 /// Unmounted when it goes, also with a test that fails.
-pub(crate) struct SmallDisk {
+pub struct SmallDisk {
     at: PathBuf,
 }
 
 impl SmallDisk {
     /// A disk of this size over a directory. None: no right to mount one.
-    pub(crate) fn mount(at: &Path, size: &str) -> Option<Self> {
+    pub fn mount(at: &Path, size: &str) -> Option<Self> {
         let disk = Self { at: at.to_owned() };
         if disk.mount_with(&format!("size={size}")) {
             return Some(disk);
@@ -32,16 +30,16 @@ impl SmallDisk {
         mounted.is_ok_and(|out| out.status.success())
     }
 
-    pub(crate) fn grow(&self, size: &str) {
+    pub fn grow(&self, size: &str) {
         assert!(self.mount_with(&format!("remount,size={size}")));
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.at
     }
 
     /// Takes all the room but so many pages.
-    pub(crate) fn fill(&self, leave: usize) -> Ballast {
+    pub fn fill(&self, leave: usize) -> Ballast {
         let path = self.at.join("ballast");
         let mut file = File::create(&path).unwrap();
         while file.write_all(&[0; PAGE]).is_ok() {}
@@ -58,12 +56,12 @@ impl Drop for SmallDisk {
 }
 
 /// What takes the room on a full disk.
-pub(crate) struct Ballast(File);
+pub struct Ballast(File);
 
 impl Ballast {
     /// Gives the room back. Not by removing the file: while another test starts a process, that one has
     /// it open, too.
-    pub(crate) fn drop_all(self) {
+    pub fn drop_all(self) {
         self.0.set_len(0).unwrap();
     }
 }

@@ -1,7 +1,5 @@
 //! A plain HTTP client, and nothing that a browser would do by itself.
 
-#![allow(dead_code, reason = "each test binary uses its own part")]
-
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -9,17 +7,17 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
 
 /// Nothing here takes this long on any machine.
-pub(crate) const LONG: Duration = Duration::from_secs(60);
+pub const LONG: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) status: u16,
-    pub(crate) head: String,
-    pub(crate) body: String,
+pub struct Answer {
+    pub status: u16,
+    pub head: String,
+    pub body: String,
 }
 
 impl Answer {
-    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+    pub fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().find_map(|line| {
             let (found, value) = line.split_once(':')?;
             found.eq_ignore_ascii_case(name).then(|| value.trim())
@@ -29,13 +27,13 @@ impl Answer {
 
 /// A port for a server that is to listen on a certain one, or again on the same. As long as this is
 /// kept, nobody else is given it: it is bound and does not listen.
-pub(crate) struct Port {
+pub struct Port {
     _bound: TcpSocket,
-    pub(crate) at: SocketAddr,
+    pub at: SocketAddr,
 }
 
 impl Port {
-    pub(crate) fn keep() -> Self {
+    pub fn keep() -> Self {
         let bound = TcpSocket::new_v4().unwrap();
         // Two may be bound to one address if both say so and one of them listens.
         bound.set_reuseaddr(true).unwrap();
@@ -46,7 +44,7 @@ impl Port {
 }
 
 /// One request on a connection of its own. `headers` are whole lines.
-pub(crate) async fn send(
+pub async fn send(
     to: SocketAddr,
     method: &str,
     path: &str,
@@ -74,12 +72,12 @@ pub(crate) async fn send(
     .await
 }
 
-pub(crate) async fn get(to: SocketAddr, path: &str) -> Answer {
+pub async fn get(to: SocketAddr, path: &str) -> Answer {
     send(to, "GET", path, &[], "").await
 }
 
 /// A form, sent as our own page would send it.
-pub(crate) async fn post(to: SocketAddr, path: &str, form: &str) -> Answer {
+pub async fn post(to: SocketAddr, path: &str, form: &str) -> Answer {
     let headers = [
         "Content-Type: application/x-www-form-urlencoded",
         "Sec-Fetch-Site: same-origin",
@@ -88,7 +86,7 @@ pub(crate) async fn post(to: SocketAddr, path: &str, form: &str) -> Answer {
 }
 
 /// Whatever bytes, and the answer to them.
-pub(crate) async fn raw(to: SocketAddr, bytes: &[u8]) -> Answer {
+pub async fn raw(to: SocketAddr, bytes: &[u8]) -> Answer {
     let exchange = async {
         let mut stream = TcpStream::connect(to).await.unwrap();
         // The server may answer and hang up before it has read everything.
@@ -137,13 +135,13 @@ fn parse(answer: &[u8]) -> Answer {
 }
 
 /// An open stream of events.
-pub(crate) struct Events {
+pub struct Events {
     stream: TcpStream,
     seen: String,
 }
 
 impl Events {
-    pub(crate) async fn open(to: SocketAddr, path: &str) -> Self {
+    pub async fn open(to: SocketAddr, path: &str) -> Self {
         let mut stream = TcpStream::connect(to).await.unwrap();
         let head =
             format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nAccept: text/event-stream\r\n\r\n");
@@ -155,7 +153,7 @@ impl Events {
     }
 
     /// Everything received, once `wanted` is in it.
-    pub(crate) async fn until(&mut self, wanted: &str) -> &str {
+    pub async fn until(&mut self, wanted: &str) -> &str {
         let read = async {
             let mut chunk = vec![0; 16 * 1024];
             while !self.seen.contains(wanted) {
@@ -170,7 +168,7 @@ impl Events {
         &self.seen
     }
 
-    pub(crate) fn forget(&mut self) {
+    pub fn forget(&mut self) {
         self.seen.clear();
     }
 }

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, ManualClock};
 use leasehold::store::Outcome;
-use leasehold::store::conformance::{Driver, Held};
 use leasehold::{ErrorKind, FencingToken};
+use leasehold_conformance::{Driver, Held};
 
 /// How far tokens may run ahead of the clock, in microseconds.
 const LEAD: u64 = 20_000;
 
 /// Each process that `process` starts goes on behind the last token, within what fits. If `twice` is
 /// set, claims name their queue twice, and then they are not plain.
-pub(crate) async fn goes_on_behind_the_last(
+pub async fn goes_on_behind_the_last(
     clock: &ManualClock,
     twice: bool,
     process: impl AsyncFn() -> Driver,

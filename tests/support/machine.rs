@@ -7,13 +7,6 @@
 //! bound while the watch itself was held up is void, and run again. The bounds do not move, a round
 //! that breaks one on a calm machine fails at once, and a machine that is never calm fails too.
 
-#![allow(
-    clippy::disallowed_methods,
-    clippy::unwrap_used,
-    reason = "it measures the real time, and trouble here should stop it"
-)]
-#![allow(dead_code, reason = "not every test binary measures")]
-
 use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const MOMENT: Duration = Duration::from_millis(500);
 
 /// Runs rounds until one keeps its bounds, or breaks them on a calm machine.
-pub(crate) async fn judged<F: Future<Output = Result<(), String>>>(mut round: impl FnMut() -> F) {
+pub async fn judged<F: Future<Output = Result<(), String>>>(mut round: impl FnMut() -> F) {
     let mut void = Vec::new();
     for _ in 0..ROUNDS {
         let watch = Watch::start();
@@ -68,7 +61,7 @@ async fn calm() {
 
 /// What a watch has seen.
 #[derive(Debug)]
-pub(crate) struct Weather {
+pub struct Weather {
     latest: Duration,
     slowest_sync: Duration,
     /// What others had of all processors.
@@ -82,14 +75,14 @@ impl Weather {
 }
 
 /// Stands beside a measurement.
-pub(crate) struct Watch {
+pub struct Watch {
     since: Option<Ticks>,
     over: Arc<AtomicBool>,
     seen: JoinHandle<(Duration, Duration)>,
 }
 
 impl Watch {
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let ends = Arc::clone(&over);
         Self {
@@ -99,7 +92,7 @@ impl Watch {
         }
     }
 
-    pub(crate) fn stop(self) -> Weather {
+    pub fn stop(self) -> Weather {
         self.over.store(true, Ordering::Relaxed);
         let (latest, slowest_sync) = self.seen.join().unwrap();
         let others = self.since.zip(Ticks::now());

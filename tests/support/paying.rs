@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Serialize, Deserialize, Clone, Default)]
-pub(crate) struct Pay {
-    pub(crate) n: u64,
+pub struct Pay {
+    pub n: u64,
 }
 
 impl Job for Pay {
@@ -28,7 +28,7 @@ impl Job for Pay {
 }
 
 /// Runs the handler until the ledger says so. The handler gets the number of its run.
-pub(crate) async fn run<F, Fut>(
+pub async fn run<F, Fut>(
     client: &Client,
     slots: usize,
     handler: F,

@@ -2,9 +2,6 @@
 //! frozen and restarted at will, and gone with the test, however that ends. Where PostgreSQL is not
 //! installed, a test that needs it fails.
 
-#![allow(dead_code, reason = "each test binary uses its own part")]
-#![allow(clippy::disallowed_methods, reason = "it waits on the real time")]
-
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -49,7 +46,7 @@ const CLEAN: &str = r#"
 "#;
 
 /// A running server.
-pub(crate) struct Server {
+pub struct Server {
     dir: PathBuf,
     bin: PathBuf,
     port: u16,
@@ -62,7 +59,7 @@ pub(crate) struct Server {
 }
 
 /// One server for all tests of a binary that do it no harm.
-pub(crate) fn shared() -> &'static Server {
+pub fn shared() -> &'static Server {
     static SHARED: OnceLock<Server> = OnceLock::new();
     SHARED.get_or_init(|| Server::start(&["max_connections=400", "fsync=off"]))
 }
@@ -86,7 +83,7 @@ fn bin() -> PathBuf {
 
 /// Below the ports that the system gives to outgoing connections: a server that is down for a while must
 /// find its port free again.
-pub(crate) fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     let free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
     let mut ports = std::iter::repeat_with(|| fastrand::u16(30_000..32_700));
     ports.find(free).expect("a port")
@@ -97,7 +94,7 @@ fn is_root() -> bool {
 }
 
 /// A command of the server's, as somebody who may run it.
-pub(crate) fn command(program: &Path) -> Command {
+pub fn command(program: &Path) -> Command {
     let mut command = Command::new(program);
     if is_root() {
         command.uid(NOBODY).gid(NOBODY);
@@ -107,7 +104,7 @@ pub(crate) fn command(program: &Path) -> Command {
 }
 
 /// A file or a directory for the server alone.
-pub(crate) fn own(path: &Path) {
+pub fn own(path: &Path) {
     let mode = if path.is_dir() { 0o700 } else { 0o600 };
     let closed = std::fs::Permissions::from_mode(mode);
     std::fs::set_permissions(path, closed).expect("to close it");
@@ -134,14 +131,14 @@ fn copy(from: &Path, to: &Path) {
 
 impl Server {
     /// Starts a fresh server.
-    pub(crate) fn start(settings: &[&str]) -> Self {
+    pub fn start(settings: &[&str]) -> Self {
         let mut server = Self::made(settings);
         server.launch();
         server
     }
 
     /// Starts a fresh server that offers encryption, with the files of a certificate and its key.
-    pub(crate) fn start_tls(certificate: &Path, key: &Path) -> Self {
+    pub fn start_tls(certificate: &Path, key: &Path) -> Self {
         let mut server = Self::made(&["fsync=off", "ssl=on"]);
         for (from, to) in [(certificate, "server.crt"), (key, "server.key")] {
             let to = server.data().join(to);
@@ -201,7 +198,7 @@ impl Server {
     }
 
     /// Somebody else's server, known by its URL.
-    pub(crate) fn elsewhere(url: &str) -> Self {
+    pub fn elsewhere(url: &str) -> Self {
         let config: Config = url.parse().expect("a good URL");
         Self {
             dir: PathBuf::new(),
@@ -215,14 +212,14 @@ impl Server {
     }
 
     /// Stops, copies all data, and goes on.
-    pub(crate) fn back_up(&mut self) {
+    pub fn back_up(&mut self) {
         self.stop();
         self.copy("data", "backup");
         self.launch();
     }
 
     /// Loses its data, and goes on from the copy.
-    pub(crate) fn restore(&mut self) {
+    pub fn restore(&mut self) {
         self.kill();
         self.copy("backup", "data");
         self.launch();
@@ -235,7 +232,7 @@ impl Server {
     }
 
     /// A standby that follows this server.
-    pub(crate) fn standby(&self) -> Self {
+    pub fn standby(&self) -> Self {
         let mut standby = Self::empty(&["fsync=off"]);
         let port = self.port.to_string();
         run(command(&self.bin.join("pg_basebackup"))
@@ -247,7 +244,7 @@ impl Server {
     }
 
     /// The standby hears no more of its primary.
-    pub(crate) async fn cut_off(&self) {
+    pub async fn cut_off(&self) {
         let db = self.client().await;
         db.batch_execute("ALTER SYSTEM SET primary_conninfo = ''")
             .await
@@ -267,7 +264,7 @@ impl Server {
         }
     }
 
-    pub(crate) async fn promote(&self) {
+    pub async fn promote(&self) {
         let db = self.client().await;
         let done = db.query_one("SELECT pg_promote(true, 60)", &[]).await;
         assert!(done.expect("to promote it").get::<_, bool>(0));
@@ -278,12 +275,12 @@ impl Server {
     }
 
     /// Where its files are. What is mounted there as `small` goes with them.
-    pub(crate) fn dir(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         &self.dir
     }
 
     /// Starts the server on its data, and waits until it answers.
-    pub(crate) fn launch(&mut self) {
+    pub fn launch(&mut self) {
         let began = Instant::now();
         loop {
             let log = std::fs::File::options()
@@ -327,13 +324,13 @@ impl Server {
         child.is_some_and(|child| child.try_wait().is_ok_and(|ended| ended.is_none()))
     }
 
-    pub(crate) fn pid(&self) -> Pid {
+    pub fn pid(&self) -> Pid {
         let child = self.child.as_ref().expect("a running server");
         Pid::from_raw(child.id().cast_signed()).expect("a process")
     }
 
     /// CPU time of all its processes, those that have ended included.
-    pub(crate) fn cpu(&self) -> Duration {
+    pub fn cpu(&self) -> Duration {
         let spent = self.processes().into_iter().filter_map(|pid| {
             let fields = stat(pid)?;
             // utime, stime, and the same of children that have ended.
@@ -358,7 +355,7 @@ impl Server {
     }
 
     /// Freezes all of it.
-    pub(crate) fn pause(&self) {
+    pub fn pause(&self) {
         let moves = |pid: &Pid| stat(*pid).is_some_and(|fields| !["T", "Z"].contains(&&*fields[0]));
         loop {
             let mut moving = self.processes();
@@ -374,7 +371,7 @@ impl Server {
         }
     }
 
-    pub(crate) fn resume(&self) {
+    pub fn resume(&self) {
         for pid in self.processes() {
             let _ = kill_process(pid, Signal::CONT);
         }
@@ -382,7 +379,7 @@ impl Server {
 
     /// Kills all of it at once, as the loss of its machine would: nobody is left to end what was
     /// begun.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         if self.alive() {
             self.pause();
             for pid in self.processes() {
@@ -396,7 +393,7 @@ impl Server {
     }
 
     /// Stops it in order, and starts it again.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         self.stop();
         self.launch();
     }
@@ -422,16 +419,16 @@ impl Server {
         }
     }
 
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
     }
 
     /// How to reach it over its socket.
-    pub(crate) fn socket(&self) -> String {
+    pub fn socket(&self) -> String {
         format!(
             "host={} port={} user=postgres dbname=postgres",
             self.dir.display(),
@@ -439,12 +436,12 @@ impl Server {
         )
     }
 
-    pub(crate) fn config(&self) -> Config {
+    pub fn config(&self) -> Config {
         self.url().parse().expect("a good URL")
     }
 
     /// A connection of the test's own.
-    pub(crate) async fn client(&self) -> Client {
+    pub async fn client(&self) -> Client {
         let (client, connection) = self.config().connect(NoTls).await.expect("a connection");
         tokio::spawn(async move {
             // It ends when the client or the server does.
@@ -454,7 +451,7 @@ impl Server {
     }
 
     /// A store in a namespace that nobody else has, on a clock of the test's.
-    pub(crate) async fn store(&self, clock: impl Clock) -> PostgresStore {
+    pub async fn store(&self, clock: impl Clock) -> PostgresStore {
         let options = Self::options().connections(4).clock(clock);
         PostgresStore::with(self.config(), options)
             .await
@@ -462,7 +459,7 @@ impl Server {
     }
 
     /// Options with a namespace that nobody else has.
-    pub(crate) fn options() -> PostgresOptions {
+    pub fn options() -> PostgresOptions {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let name = format!("case-{}", NEXT.fetch_add(1, Ordering::Relaxed));
         PostgresOptions::new().namespace(Namespace::new(name).expect("a good name"))

@@ -16,7 +16,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 /// What becomes of what passes through.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Mode {
+pub enum Mode {
     Pass,
     /// Each piece waits this long, in both directions.
     Delay(Duration),
@@ -36,7 +36,7 @@ pub(crate) enum Mode {
 
 /// What clients and server speak.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Speech {
+pub enum Speech {
     /// Redis.
     Resp,
     /// PostgreSQL, not encrypted.
@@ -44,7 +44,7 @@ pub(crate) enum Speech {
 }
 
 /// A running proxy. It ends, with its connections, when it is dropped.
-pub(crate) struct Proxy {
+pub struct Proxy {
     address: SocketAddr,
     shared: Arc<Shared>,
     listener: AbortHandle,
@@ -68,12 +68,12 @@ struct Plan {
 
 impl Proxy {
     /// A proxy before the Redis server on a port of this machine.
-    pub(crate) async fn start(port: u16) -> Self {
+    pub async fn start(port: u16) -> Self {
         Self::speaking(Speech::Resp, port).await
     }
 
     /// A proxy before the server on a port of this machine.
-    pub(crate) async fn speaking(speech: Speech, port: u16) -> Self {
+    pub async fn speaking(speech: Speech, port: u16) -> Self {
         let shared = Arc::new(Shared {
             speech,
             mode: watch::Sender::new(Mode::Pass),
@@ -86,7 +86,7 @@ impl Proxy {
     }
 
     /// One more, before another server: mode, plan and counts are shared.
-    pub(crate) async fn beside(&self, port: u16) -> Self {
+    pub async fn beside(&self, port: u16) -> Self {
         Self::before(port, Arc::clone(&self.shared)).await
     }
 
@@ -103,34 +103,34 @@ impl Proxy {
     }
 
     /// The port that clients connect to.
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.address.port()
     }
 
     /// From now on, for every connection.
-    pub(crate) fn set(&self, mode: Mode) {
+    pub fn set(&self, mode: Mode) {
         self.shared.mode.send_replace(mode);
     }
 
     /// Lets the next `pass` requests through, then forwards each of `hit` more, waits for its reply,
     /// and closes the connection instead of passing the reply on: the server did it, and the
     /// client cannot know.
-    pub(crate) fn lose_replies(&self, pass: usize, hit: usize) {
+    pub fn lose_replies(&self, pass: usize, hit: usize) {
         *self.shared.plan.lock().unwrap() = Plan { pass, hit };
     }
 
     /// Requests that the server was sent.
-    pub(crate) fn requests(&self) -> usize {
+    pub fn requests(&self) -> usize {
         self.shared.requests.load(Ordering::SeqCst)
     }
 
     /// Replies that were lost by plan.
-    pub(crate) fn lost(&self) -> usize {
+    pub fn lost(&self) -> usize {
         self.shared.lost.load(Ordering::SeqCst)
     }
 
     /// Connections that were accepted.
-    pub(crate) fn connections(&self) -> usize {
+    pub fn connections(&self) -> usize {
         self.shared.connections.load(Ordering::SeqCst)
     }
 }

@@ -1,27 +1,25 @@
 //! A store with something in it of everything: live leases, expiries, retries, dead letters.
 
-#![allow(dead_code, reason = "each test binary uses its own part")]
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::dashboard::Dashboard;
 use leasehold::job::{JobOptions, Kind, QueueName};
 use leasehold::lease::{Grant, Nonce};
 use leasehold::store::{ClaimQueue, ClaimRequest, Command, RequestId, Store};
 use leasehold::{Client, Context, Failure, Job, LeaseTerms, MemoryStore, NewJob};
+use leasehold_web::Dashboard;
 use serde::{Deserialize, Serialize};
 
 /// What must do nothing, wherever it is shown.
-pub(crate) const SCRIPT: &str =
+pub const SCRIPT: &str =
     "<script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\">\r\n&'\"";
 
-pub(crate) fn memory() -> Client {
+pub fn memory() -> Client {
     Client::new(Arc::new(MemoryStore::new()))
 }
 
-pub(crate) fn job(queue: &str, kind: &str, payload: &str) -> NewJob {
+pub fn job(queue: &str, kind: &str, payload: &str) -> NewJob {
     NewJob::raw(
         QueueName::new(queue).unwrap(),
         Kind::new(kind).unwrap(),
@@ -30,13 +28,13 @@ pub(crate) fn job(queue: &str, kind: &str, payload: &str) -> NewJob {
 }
 
 /// Serves until the process ends, on a free port.
-pub(crate) async fn serve(dashboard: Dashboard, prefix: &'static str) -> SocketAddr {
+pub async fn serve(dashboard: Dashboard, prefix: &'static str) -> SocketAddr {
     let (address, _task) = serve_at(dashboard, prefix, 0).await;
     address
 }
 
 /// Serves on a port, until the task is aborted.
-pub(crate) async fn serve_at(
+pub async fn serve_at(
     dashboard: Dashboard,
     prefix: &'static str,
     port: u16,
@@ -56,7 +54,7 @@ pub(crate) async fn serve_at(
 }
 
 /// A claim by an owner that never renews: what a killed worker leaves behind.
-pub(crate) async fn abandon(
+pub async fn abandon(
     store: &dyn Store,
     owner: &str,
     queue: &str,
@@ -90,7 +88,7 @@ pub(crate) async fn abandon(
 }
 
 /// Waits for a fact about the ledger.
-pub(crate) async fn until(client: &Client, fact: impl Fn(&leasehold::inspect::Ledger) -> bool) {
+pub async fn until(client: &Client, fact: impl Fn(&leasehold::inspect::Ledger) -> bool) {
     let wait = async {
         while !fact(&client.ledger().await.unwrap()) {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -139,14 +137,14 @@ async fn report(_: Report, ctx: Context) -> Result<(), Failure> {
 }
 
 /// A pool at work.
-pub(crate) struct Playing {
+pub struct Playing {
     stop: tokio_util::sync::CancellationToken,
     task: tokio::task::JoinHandle<leasehold::Result<()>>,
 }
 
 impl Playing {
     /// Drains the pool: after this, nothing changes any more.
-    pub(crate) async fn stop(self) {
+    pub async fn stop(self) {
         self.stop.cancel();
         self.task.await.unwrap().unwrap();
     }
@@ -154,7 +152,7 @@ impl Playing {
 
 /// The scene: dead letters of two kinds, real expiries, retries, a paused queue; and, while the
 /// guard lives, a pool that holds leases and completes jobs.
-pub(crate) async fn play(client: &Client) -> Playing {
+pub async fn play(client: &Client) -> Playing {
     let store = Arc::clone(client.store());
     // Leases that expire: their owner is gone.
     let exports = (0..6).map(|n| {

@@ -8,7 +8,7 @@ use super::{PostgresStore, at};
 use crate::error::{Result, Verb};
 
 /// A table beside the store's, behind the same connections, with the same durability.
-pub(crate) struct Table {
+pub struct Table {
     store: PostgresStore,
     name: String,
 }
@@ -16,7 +16,7 @@ pub(crate) struct Table {
 impl Table {
     /// # Errors
     /// As for opening a store.
-    pub(crate) async fn create(url: &str) -> Result<Self> {
+    pub async fn create(url: &str) -> Result<Self> {
         let store = PostgresStore::open(url).await?;
         let schema = &store.shared.options.schema;
         let name = format!("\"{schema}\".\"raw_{:016x}\"", fastrand::u64(..));
@@ -30,7 +30,7 @@ impl Table {
 
     /// # Errors
     /// As for any call.
-    pub(crate) async fn drop(self) -> Result<()> {
+    pub async fn drop(self) -> Result<()> {
         self.run(&format!("DROP TABLE {}", self.name)).await
     }
 
@@ -52,7 +52,7 @@ impl Table {
     ///
     /// # Errors
     /// As for any call.
-    pub(crate) async fn push(&self, payloads: &[Vec<u8>]) -> Result<()> {
+    pub async fn push(&self, payloads: &[Vec<u8>]) -> Result<()> {
         let sql = format!("INSERT INTO {} (payload) SELECT unnest($1)", self.name);
         let done = async {
             let db = self.connection().await?;
@@ -69,7 +69,7 @@ impl Table {
     ///
     /// # Errors
     /// As for any call.
-    pub(crate) async fn pop(&self, max: usize) -> Result<usize> {
+    pub async fn pop(&self, max: usize) -> Result<usize> {
         let name = &self.name;
         let sql = format!(
             "DELETE FROM {name} WHERE id = ANY (ARRAY (

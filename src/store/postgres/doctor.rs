@@ -28,7 +28,7 @@ const DEAD_ROWS: i64 = 100_000;
 ///
 /// # Errors
 /// If it cannot be reached, or the URL cannot be read.
-pub(crate) async fn examine(text: &str) -> Result<Vec<Finding>> {
+pub async fn examine(text: &str) -> Result<Vec<Finding>> {
     let failed = |error: Error| at(Verb::Open, error);
     let (mut config, options) = url::parsed(text).map_err(failed)?;
     if config.get_connect_timeout().is_none() {

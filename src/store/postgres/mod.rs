@@ -50,13 +50,14 @@ use crate::job::{Namespace, QueueName};
 use crate::lease::Verdict;
 use crate::limits;
 
-#[cfg(feature = "cli")]
+#[cfg(feature = "doctor")]
+#[allow(missing_debug_implementations, reason = "hidden: for the command")]
 pub(crate) mod bare;
 mod checkpoint;
 mod claim;
 mod control;
 mod dial;
-#[cfg(feature = "cli")]
+#[cfg(feature = "doctor")]
 pub(crate) mod doctor;
 mod enqueue;
 mod fault;

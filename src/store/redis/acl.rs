@@ -49,7 +49,7 @@ pub(crate) const COMMANDS: &[&str] = &[
 ];
 
 /// Those that an enqueue in bulk takes. It can do without.
-#[cfg(feature = "cli")]
+#[cfg(feature = "doctor")]
 pub(crate) const TRANSACTION: &[&str] = &["exec", "multi", "renamenx", "rpushx"];
 
 /// The rule for `ACL SETUSER name on >password …`: the commands above, on the keys and channels of

@@ -9,7 +9,7 @@ use crate::error::{Result, Verb};
 use crate::job::Namespace;
 
 /// A list in a namespace, behind the same kind of connection as the store's.
-pub(crate) struct List {
+pub struct List {
     link: Link,
     key: String,
 }
@@ -17,7 +17,7 @@ pub(crate) struct List {
 impl List {
     /// # Errors
     /// As for opening a store; it connects at the first call.
-    pub(crate) fn open(url: &str, namespace: &Namespace) -> Result<Self> {
+    pub fn open(url: &str, namespace: &Namespace) -> Result<Self> {
         let (address, query) = url.split_once('?').unwrap_or((url, ""));
         let ours = ["namespace=", "partitions=", "index="];
         let theirs = query
@@ -37,7 +37,7 @@ impl List {
 
     /// # Errors
     /// As for any call.
-    pub(crate) async fn push(&self, payloads: &[Vec<u8>]) -> Result<()> {
+    pub async fn push(&self, payloads: &[Vec<u8>]) -> Result<()> {
         let mut push = redis::cmd("RPUSH");
         push.arg(&self.key).arg(payloads);
         let pushed = self.link.run(self.key.as_bytes(), push).await;
@@ -48,7 +48,7 @@ impl List {
     ///
     /// # Errors
     /// As for any call.
-    pub(crate) async fn pop(&self, max: usize) -> Result<usize> {
+    pub async fn pop(&self, max: usize) -> Result<usize> {
         let mut pop = redis::cmd("LPOP");
         pop.arg(&self.key).arg(max);
         let popped = self.link.run(self.key.as_bytes(), pop).await;

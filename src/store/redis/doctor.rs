@@ -61,7 +61,7 @@ fn sample(name: &str, namespace: &Namespace) -> String {
 ///
 /// # Errors
 /// `InvalidInput`, `Unavailable`, `Denied`: it could not get in.
-pub(crate) async fn examine(url: &str) -> Result<Vec<Finding>> {
+pub async fn examine(url: &str) -> Result<Vec<Finding>> {
     let address = Address::parse(url)?;
     let namespace = address
         .settings

@@ -12,15 +12,11 @@ use std::time::Instant;
 use redis::Value;
 use tokio::task::JoinSet;
 
-use self::servers::certs::Authority;
-use self::servers::{AOF, Cluster, PATIENCE, SentinelSet, Server, Standalone};
 use super::RedisOptions;
 use super::link::{Link, Script};
 use crate::error::{Error, ErrorKind, Result};
-
-#[allow(dead_code, reason = "the integration tests use the rest")]
-#[path = "../../../tests/support/redis/mod.rs"]
-mod servers;
+use leasehold_support::certs::Authority;
+use leasehold_support::redis::{AOF, Cluster, PATIENCE, SentinelSet, Server, Standalone};
 
 fn link(url: &str) -> Link {
     Link::open(&RedisOptions::new(url)).unwrap()
@@ -207,7 +203,7 @@ async fn in_a_cluster_calls_go_where_the_slots_are() {
 }
 
 fn taken_over(replica: &Server) {
-    servers::until("the replica has taken over", || {
+    leasehold_support::redis::until("the replica has taken over", || {
         let role = replica.info(&["INFO", "replication"], "role")?;
         let state = replica.info(&["CLUSTER", "INFO"], "cluster_state")?;
         (role == "master" && state == "ok").then_some(())

@@ -38,9 +38,9 @@ use wait::Bells;
 use wire::{In, garbled};
 
 mod acl;
-#[cfg(any(test, feature = "conformance"))]
 pub(crate) mod answers;
-#[cfg(feature = "cli")]
+#[cfg(feature = "doctor")]
+#[allow(missing_debug_implementations, reason = "hidden: for the command")]
 pub(crate) mod bare;
 mod bulk;
 mod checkpoint;
@@ -48,7 +48,7 @@ mod claim;
 mod complete;
 mod control;
 mod dial;
-#[cfg(feature = "cli")]
+#[cfg(feature = "doctor")]
 pub(crate) mod doctor;
 mod enqueue;
 mod fault;

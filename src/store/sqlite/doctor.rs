@@ -19,7 +19,7 @@ const ROOM: u64 = 512 << 20;
 ///
 /// # Errors
 /// `Unavailable` if it is not there; any that opening can give.
-pub(crate) fn examine(path: &Path, full: bool) -> Result<Vec<Finding>> {
+pub fn examine(path: &Path, full: bool) -> Result<Vec<Finding>> {
     let at = |error: rusqlite::Error| explain(error).during(Verb::Open).in_store("sqlite");
     if !path.exists() {
         let why = format!("no store at {}", path.display());

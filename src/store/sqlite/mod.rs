@@ -45,7 +45,7 @@ use crate::limits;
 mod checkpoint;
 mod claim;
 mod control;
-#[cfg(feature = "cli")]
+#[cfg(feature = "doctor")]
 pub(crate) mod doctor;
 mod enqueue;
 pub(crate) mod fault;

@@ -6,9 +6,7 @@ use std::path::PathBuf;
 use leasehold::{Context, Failure, FencingToken, async_trait};
 use serde::{Deserialize, Serialize};
 
-#[cfg(feature = "postgres")]
 mod postgres;
-#[cfg(feature = "redis")]
 mod redis;
 mod sqlite;
 
@@ -20,10 +18,8 @@ pub(crate) enum Place {
     /// A file.
     Sqlite(PathBuf),
     /// A server, and the table.
-    #[cfg(feature = "postgres")]
     Postgres(String, String),
     /// A server, and the tag of the keys.
-    #[cfg(feature = "redis")]
     Redis(String, String),
 }
 
@@ -36,10 +32,8 @@ impl Place {
     pub(crate) async fn create(&self, key: usize) {
         match self {
             Self::Sqlite(path) => sqlite::Row::create(path, key),
-            #[cfg(feature = "postgres")]
             Self::Postgres(server, table) => postgres::Row::create(server, table, key).await,
             // A key that is not there is an empty register.
-            #[cfg(feature = "redis")]
             Self::Redis(..) => {}
         }
     }
@@ -48,11 +42,9 @@ impl Place {
     pub(crate) async fn connect(&self, key: usize) -> Box<dyn Register> {
         match self {
             Self::Sqlite(path) => Box::new(sqlite::Row::connect(path, key)),
-            #[cfg(feature = "postgres")]
             Self::Postgres(server, table) => {
                 Box::new(postgres::Row::connect(server, table, key).await)
             }
-            #[cfg(feature = "redis")]
             Self::Redis(server, tag) => Box::new(redis::Value::connect(server, tag, key).await),
         }
     }

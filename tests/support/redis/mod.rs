@@ -6,12 +6,6 @@
 //!
 //! All of it blocks: servers are other processes, and a test has nothing else to do meanwhile.
 
-#![allow(clippy::disallowed_methods, reason = "it waits on the real time")]
-#![allow(
-    clippy::unwrap_used,
-    reason = "trouble with a server should stop the test"
-)]
-
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -23,24 +17,23 @@ use ::redis::{Client, Connection, FromRedisValue, RedisResult};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-pub(crate) mod certs;
 mod sets;
 
 #[allow(unused_imports, reason = "each test binary uses its own part")]
-pub(crate) use sets::{Cluster, SentinelSet};
+pub use sets::{Cluster, SentinelSet};
 
 /// How long a server may take for what it is waited for. Only a hang takes that long.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
+pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Every write is on disk before it is answered.
-pub(crate) const AOF: &[&str] = &["appendonly yes", "appendfsync always"];
+pub const AOF: &[&str] = &["appendonly yes", "appendfsync always"];
 
 /// Snapshots only, and none unless asked for: a killed server forgets what came after the last.
-pub(crate) const RDB_ONLY: &[&str] = &["save 86400 1"];
+pub const RDB_ONLY: &[&str] = &["save 86400 1"];
 
 /// For a cluster that is not to fail over: a busy machine keeps a node from answering for seconds, and what
 /// its replica has not heard of by then would be lost. That is no bug of the store, and has tests of its own.
-pub(crate) const STEADY: &[&str] = &["cluster-node-timeout 60000"];
+pub const STEADY: &[&str] = &["cluster-node-timeout 60000"];
 
 /// Nobody gets in without a name: a shut-out peer would go on as the default user.
 const BY_NAME: &[&str] = &["user default off", "user admin on >admin ~* &* +@all"];
@@ -49,7 +42,7 @@ const BY_NAME: &[&str] = &["user default off", "user admin on >admin ~* &* +@all
 const ADMIN: &str = "admin:admin@";
 
 /// Waits for a fact. `what` is called until it gives something.
-pub(crate) fn until<T>(what: &str, mut fact: impl FnMut() -> Option<T>) -> T {
+pub fn until<T>(what: &str, mut fact: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(found) = fact() {
@@ -151,7 +144,7 @@ fn program() -> String {
 }
 
 /// One server: its place on disk, its port, and the process while there is one.
-pub(crate) struct Server {
+pub struct Server {
     place: PathBuf,
     port: Port,
     bus: Option<Port>,
@@ -232,22 +225,22 @@ impl Server {
         }
     }
 
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port.number
     }
 
     /// `127.0.0.1:PORT`
-    pub(crate) fn address(&self) -> String {
+    pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port())
     }
 
     /// Its directory: dump, append-only file, configuration, log.
-    pub(crate) fn place(&self) -> &Path {
+    pub fn place(&self) -> &Path {
         &self.place
     }
 
     /// The last lines of its log, for messages.
-    pub(crate) fn log(&self) -> String {
+    pub fn log(&self) -> String {
         let log = fs::read(self.place.join("log")).unwrap_or_default();
         let log = String::from_utf8_lossy(&log);
         let lines: Vec<&str> = log.lines().collect();
@@ -256,7 +249,7 @@ impl Server {
     }
 
     /// A connection for the test itself, with all rights, past any proxy.
-    pub(crate) fn connection(&self) -> RedisResult<Connection> {
+    pub fn connection(&self) -> RedisResult<Connection> {
         let url = format!("redis://{}{}", self.login, self.address());
         let limit = Duration::from_secs(5);
         let connection = Client::open(url)?.get_connection_with_timeout(limit)?;
@@ -266,20 +259,20 @@ impl Server {
     }
 
     /// Sends one command on a connection of its own.
-    pub(crate) fn ask<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
+    pub fn ask<T: FromRedisValue>(&self, words: &[&str]) -> RedisResult<T> {
         let mut command = ::redis::cmd(words[0]);
         command.arg(&words[1..]);
         command.query(&mut self.connection()?)
     }
 
     /// As `ask`; trouble stops the test.
-    pub(crate) fn tell<T: FromRedisValue>(&self, words: &[&str]) -> T {
+    pub fn tell<T: FromRedisValue>(&self, words: &[&str]) -> T {
         self.ask(words)
             .unwrap_or_else(|error| panic!("{words:?}: {error}\n{}", self.log()))
     }
 
     /// One field of `INFO`, or of `CLUSTER INFO`.
-    pub(crate) fn info(&self, section: &[&str], field: &str) -> Option<String> {
+    pub fn info(&self, section: &[&str], field: &str) -> Option<String> {
         let text: String = self.ask(section).ok()?;
         let line = text
             .lines()
@@ -288,7 +281,7 @@ impl Server {
     }
 
     /// How often a command has run, in scripts and outside of them.
-    pub(crate) fn calls(&self, command: &str) -> u64 {
+    pub fn calls(&self, command: &str) -> u64 {
         let stats = self.info(&["INFO", "commandstats"], &format!("cmdstat_{command}"));
         let stats = stats.unwrap_or_default();
         let calls = stats.strip_prefix("calls=").unwrap_or("0");
@@ -297,7 +290,7 @@ impl Server {
 
     /// Waits until this many replicas have everything that this primary has taken. (`WAIT` knows only
     /// what its own connection wrote.)
-    pub(crate) fn replicated(&self, replicas: usize) {
+    pub fn replicated(&self, replicas: usize) {
         let taken = self.info(&["INFO", "replication"], "master_repl_offset");
         let taken: u64 = taken.unwrap().parse().unwrap();
         until("the replicas have caught up", || {
@@ -310,17 +303,17 @@ impl Server {
         });
     }
 
-    pub(crate) fn is_running(&self) -> bool {
+    pub fn is_running(&self) -> bool {
         self.process.is_some()
     }
 
     /// SIGKILL. When it returns, the process is gone.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.process = None;
     }
 
     /// Starts it again on the same port and directory. Kills it before, if it runs.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         self.kill();
         // Ports of this range are not given to anybody, and the lock keeps fixtures away; the
         // kernel may take a moment to let go of a killed server's.
@@ -333,7 +326,7 @@ impl Server {
     }
 
     /// SIGSTOP: it holds its connections and answers nothing. When it returns, it stands still.
-    pub(crate) fn pause(&self) {
+    pub fn pause(&self) {
         self.signal(Signal::STOP);
         let id = self
             .process
@@ -343,13 +336,13 @@ impl Server {
     }
 
     /// SIGCONT.
-    pub(crate) fn resume(&self) {
+    pub fn resume(&self) {
         self.signal(Signal::CONT);
     }
 
     /// Cuts the server off from replicas and sentinels, while clients still reach it: what they
     /// write from now on is lost if another takes over.
-    pub(crate) fn cut_off(&self) {
+    pub fn cut_off(&self) {
         let mut connection = self.connection().unwrap();
         for peer in ["replica", "sentinel"] {
             for words in [
@@ -363,7 +356,7 @@ impl Server {
     }
 
     /// Lets the peers in again.
-    pub(crate) fn heal(&self) {
+    pub fn heal(&self) {
         for peer in ["replica", "sentinel"] {
             self.tell::<()>(&["ACL", "SETUSER", peer, "on"]);
         }
@@ -375,8 +368,8 @@ fn owned(groups: &[&[&str]]) -> Vec<String> {
 }
 
 /// One server on its own.
-pub(crate) struct Standalone {
-    pub(crate) server: Server,
+pub struct Standalone {
+    pub server: Server,
     url: String,
     _root: TempDir,
 }
@@ -384,7 +377,7 @@ pub(crate) struct Standalone {
 impl Standalone {
     /// With lines for its configuration, such as [`AOF`], [`RDB_ONLY`] or `maxmemory 8mb`. Without
     /// any it keeps nothing on disk.
-    pub(crate) fn start(lines: &[&str]) -> Self {
+    pub fn start(lines: &[&str]) -> Self {
         let root = TempDir::new().unwrap();
         let server = Server::start(root.path(), "", &owned(&[lines]));
         let url = format!("redis://{}", server.address());
@@ -396,7 +389,7 @@ impl Standalone {
     }
 
     /// With a user `app`, password `p@ss/word`, who may do what `rule` says and nothing else.
-    pub(crate) fn with_acl(rule: &str) -> Self {
+    pub fn with_acl(rule: &str) -> Self {
         let user = format!("user app on >p@ss/word {rule}");
         let lines = owned(&[BY_NAME, &[&user]]);
         let root = TempDir::new().unwrap();
@@ -410,7 +403,7 @@ impl Standalone {
     }
 
     /// With TLS, on a second port: the certificate and key are files in PEM form.
-    pub(crate) fn with_tls(certificate: &Path, key: &Path) -> Self {
+    pub fn with_tls(certificate: &Path, key: &Path) -> Self {
         let root = TempDir::new().unwrap();
         let tls = Port::take();
         let lines = [
@@ -431,7 +424,7 @@ impl Standalone {
     }
 
     /// The URL that a client opens.
-    pub(crate) fn url(&self) -> &str {
+    pub fn url(&self) -> &str {
         &self.url
     }
 }

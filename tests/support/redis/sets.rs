@@ -19,15 +19,15 @@ const PEERS: &[&str] = &[
 ];
 
 /// A primary, two replicas, and three sentinels that watch them.
-pub(crate) struct SentinelSet {
-    pub(crate) servers: Vec<Server>,
-    pub(crate) sentinels: Vec<Server>,
+pub struct SentinelSet {
+    pub servers: Vec<Server>,
+    pub sentinels: Vec<Server>,
     _root: TempDir,
 }
 
 impl SentinelSet {
     /// All up: replicas in sync, sentinels know the replicas and each other.
-    pub(crate) fn start(lines: &[&str]) -> Self {
+    pub fn start(lines: &[&str]) -> Self {
         let root = TempDir::new().unwrap();
         let primary = Server::start(root.path(), ADMIN, &owned(&[BY_NAME, PEERS, lines]));
         let follow = format!("replicaof 127.0.0.1 {}", primary.port());
@@ -58,7 +58,7 @@ impl SentinelSet {
     }
 
     /// Waits until every replica is in sync and every sentinel knows all of its peers.
-    pub(crate) fn settled(&self) {
+    pub fn settled(&self) {
         for replica in &self.servers[1..] {
             until("the replica is in sync", || {
                 let status = replica.info(&["INFO", "replication"], "master_link_status")?;
@@ -74,13 +74,13 @@ impl SentinelSet {
     }
 
     /// `redis+sentinel://USER:PASSWORD@h1,h2,h3/SERVICE`
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         let hosts: Vec<String> = self.sentinels.iter().map(Server::address).collect();
         format!("redis+sentinel://{ADMIN}{}/{SERVICE}", hosts.join(","))
     }
 
     /// The port that a majority of the sentinels gives for the primary.
-    pub(crate) fn primary(&self) -> Option<u16> {
+    pub fn primary(&self) -> Option<u16> {
         let ask = |sentinel: &Server| {
             let words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE];
             let (_, port): (String, u16) = sentinel.ask(&words).ok()?;
@@ -92,7 +92,7 @@ impl SentinelSet {
     }
 
     /// Waits until a server other than that on `old` is primary, and gives its index.
-    pub(crate) fn failed_over(&self, old: u16) -> usize {
+    pub fn failed_over(&self, old: u16) -> usize {
         until("another server is primary", || {
             let new = self.primary().filter(|port| *port != old)?;
             let at = self
@@ -123,14 +123,14 @@ fn sentinel_count(sentinel: &Server, field: &str) -> Option<u64> {
 }
 
 /// Three primaries, each with a replica: node `i + 3` follows node `i`.
-pub(crate) struct Cluster {
-    pub(crate) nodes: Vec<Server>,
+pub struct Cluster {
+    pub nodes: Vec<Server>,
     _root: TempDir,
 }
 
 impl Cluster {
     /// All up: every node says that the cluster is, and the replicas are in sync.
-    pub(crate) fn start(lines: &[&str]) -> Self {
+    pub fn start(lines: &[&str]) -> Self {
         const CLUSTER: &[&str] = &[
             "cluster-enabled yes",
             "cluster-node-timeout 2000",
@@ -174,7 +174,7 @@ impl Cluster {
 
     /// Waits until every running node says that all slots are served, and by whom is agreed; and
     /// until every running replica is in sync.
-    pub(crate) fn settled(&self) {
+    pub fn settled(&self) {
         let running: Vec<&Server> = self.nodes.iter().filter(|n| n.is_running()).collect();
         for node in &running {
             says(node, "cluster_state", "ok");
@@ -195,13 +195,13 @@ impl Cluster {
     }
 
     /// `redis+cluster://h1,h2,…`
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         let hosts: Vec<String> = self.nodes.iter().map(Server::address).collect();
         format!("redis+cluster://{}", hosts.join(","))
     }
 
     /// Waits until every running node has heard that the slots are served on these ports.
-    pub(crate) fn announced(&self, ports: &[u16]) {
+    pub fn announced(&self, ports: &[u16]) {
         for node in self.nodes.iter().filter(|node| node.is_running()) {
             until("the nodes know where the others are reached", || {
                 let owners = owners(node)?;
@@ -214,7 +214,7 @@ impl Cluster {
     }
 
     /// The node that serves the slot of this key, as the first that runs sees it.
-    pub(crate) fn owner_of(&self, key: &str) -> usize {
+    pub fn owner_of(&self, key: &str) -> usize {
         let asked = self
             .nodes
             .iter()
@@ -233,7 +233,7 @@ impl Cluster {
     }
 
     /// Waits until another node than `old` serves the slot of this key, and gives its index.
-    pub(crate) fn failed_over(&self, key: &str, old: usize) -> usize {
+    pub fn failed_over(&self, key: &str, old: usize) -> usize {
         let replica = (old + 3) % 6;
         until("the replica has taken over", || {
             let role = self.nodes[replica].info(&["INFO", "replication"], "role")?;

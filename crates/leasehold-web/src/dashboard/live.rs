@@ -1,0 +1,80 @@
+//! A screen as a stream: its live part again, whenever it has changed.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::{StatusCode, header};
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use tokio::sync::mpsc;
+
+use super::page::{Asked, Screen, Trouble, show};
+use leasehold::hooks::monotonic;
+
+/// After this a browser is made to come again: whoever has gone unnoticed is let go of.
+const LIFE: Duration = Duration::from_secs(600);
+/// How long a client may leave what it was sent unread.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+pub(super) fn stream(screen: Screen, asked: Asked) -> Response {
+    let Ok(permit) = Arc::clone(&asked.app.streams).try_acquire_owned() else {
+        let later = [(header::RETRY_AFTER, "10")];
+        let why = "too many pages are open\n";
+        return (StatusCode::SERVICE_UNAVAILABLE, later, why).into_response();
+    };
+    let (send, receive) = mpsc::channel::<Event>(1);
+    tokio::spawn(async move {
+        // Both end with this task, not with the connection: a client that reads nothing holds up
+        // neither the others nor its own end.
+        let _permit = permit;
+        let _busy = asked
+            .connection
+            .as_ref()
+            .map(crate::server::Connection::busy);
+        feed(screen, &asked, &send).await;
+    });
+    let events = stream::unfold(receive, async |mut receive| {
+        let event = receive.recv().await?;
+        Some((Ok::<_, Infallible>(event), receive))
+    });
+    Sse::new(events)
+        .keep_alive(KeepAlive::new().interval(Duration::from_secs(15)))
+        .into_response()
+}
+
+async fn feed(screen: Screen, asked: &Asked, send: &mpsc::Sender<Event>) {
+    let begun = monotonic();
+    let mut last = String::new();
+    let again = Event::default().retry(Duration::from_secs(1)).comment("");
+    if send.send(again).await.is_err() {
+        return;
+    }
+    while begun.elapsed() < LIFE {
+        let event = match show(screen, asked).await {
+            Ok(shown) => {
+                let live = shown.live.into_string();
+                let changed = (live != last).then(|| Event::default().event("live").data(&live));
+                last = live;
+                changed
+            }
+            Err(trouble) => {
+                last.clear();
+                let gone = matches!(trouble, Trouble::Missing(_));
+                let name = if gone { "gone" } else { "trouble" };
+                let words = trouble.words().replace('\r', " ");
+                Some(Event::default().event(name).data(words))
+            }
+        };
+        if let Some(event) = event
+            && send.send_timeout(event, PATIENCE).await.is_err()
+        {
+            return;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(asked.app.refresh) => {}
+            () = send.closed() => return,
+        }
+    }
+}

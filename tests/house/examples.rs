@@ -1,0 +1,135 @@
+//! Every example runs to its end and says what it promises.
+//!
+//! `cargo test` builds the examples before it runs this. `cargo test --test examples` alone does
+//! not: run `cargo build --examples` first, with the same features and profile.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// Examples are built next to the directory of the test binaries.
+fn binary(name: &str) -> PathBuf {
+    let mut path = std::env::current_exe().expect("a test knows its binary");
+    path.pop();
+    if path.ends_with("deps") {
+        path.pop();
+    }
+    path.push("examples");
+    path.push(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    assert!(
+        path.exists(),
+        "{} is not there: run `cargo build --examples`",
+        path.display()
+    );
+    path
+}
+
+/// Runs an example, and expects each of these lines in its output, in any order.
+fn expect(name: &str, lines: &[&str]) {
+    let output = Command::new(binary(name)).output().expect("it starts");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let wrote = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{name}: {}\n{said}{wrote}",
+        output.status
+    );
+    for line in lines {
+        assert!(
+            said.lines().any(|found| found == *line),
+            "{name} did not say {line:?}, but:\n{said}{wrote}"
+        );
+    }
+}
+
+#[test]
+fn hello() {
+    expect("hello", &["hello world (attempt 1)", "handlers run: 1"]);
+}
+
+#[test]
+fn trait_handler() {
+    let lines = [
+        "me@example.org -> a@example.org from queue outgoing",
+        "bounced by d@example.org",
+        "incoming: 1 completed, 0 buried",
+        "outgoing: 1 completed, 1 buried",
+    ];
+    expect("trait_handler", &lines);
+}
+
+#[test]
+fn retries() {
+    let lines = [
+        "granted 12 = completed 3 + retried 6 + surrendered 1 + buried 2",
+        "dead after 1 failures: 410: gone",
+        "dead after 4 failures: 500: internal error",
+    ];
+    expect("retries", &lines);
+}
+
+#[test]
+fn long_job() {
+    let lines = [
+        "revoked 1 lease",
+        "resumed at row 10, saved under an older token",
+        "granted 2, revoked 1, completed 1, fenced calls 1",
+    ];
+    expect("long_job", &lines);
+}
+
+#[test]
+fn graceful_shutdown() {
+    let lines = [
+        "short: done",
+        "polite: draining true",
+        "finished 3, unsettled 0",
+        "completed 1, surrendered 2, expired 0, ready again 2",
+    ];
+    expect("graceful_shutdown", &lines);
+}
+
+#[test]
+fn exclusive_keys() {
+    let lines = [
+        "the second report is a duplicate of the first",
+        "most of one account at once: 1",
+        "accounts ran beside each other: true",
+        "order for ann: [1, 2, 3, 4]",
+    ];
+    expect("exclusive_keys", &lines);
+}
+
+#[test]
+fn embedding() {
+    let lines = [
+        "202 accepted",
+        "hello ann, hello bob, hello cid",
+        "drained, 0 unsettled",
+    ];
+    expect("embedding", &lines);
+}
+
+#[test]
+fn observer() {
+    let lines = [
+        "expired: kind render owner doomed task deploy-1 cause deadline last progress 40 \
+         expiries 1 now ready",
+        "settled: complete at attempt 2",
+        "released 1, expired 1",
+    ];
+    expect("observer", &lines);
+}
+
+#[test]
+#[cfg(unix)]
+fn april_incident() {
+    let lines = [
+        "no fence: thawed before its successor wrote: 2 stored, 1 lost",
+        "no fence: thawed after its successor wrote: 2 stored, 1 lost",
+        "token checked on writes only: thawed before its successor wrote: 2 stored, 1 lost",
+        "token checked on writes only: thawed after its successor wrote: 1 stored, 0 lost",
+        "leasehold's fence: thawed before its successor wrote: 1 stored, 0 lost",
+        "leasehold's fence: thawed after its successor wrote: 1 stored, 0 lost",
+    ];
+    expect("april_incident", &lines);
+}

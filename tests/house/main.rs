@@ -1,0 +1,10 @@
+//! The house itself: examples run, the public names are those on record, the documents promise what
+//! tests show.
+
+#![allow(missing_docs, reason = "a test, not an interface")]
+#![allow(clippy::unwrap_used, reason = "trouble here should stop it")]
+#![allow(clippy::disallowed_methods, reason = "it measures the real time")]
+
+mod examples;
+mod promises;
+mod public_api;

@@ -1,0 +1,13 @@
+//! The worker runtime on the memory store: runs, edges, races, traces, metrics, the zombie test.
+
+#![allow(missing_docs, reason = "a test, not an interface")]
+#![allow(clippy::unwrap_used, reason = "trouble here should stop it")]
+#![allow(clippy::disallowed_methods, reason = "it measures the real time")]
+
+mod edges;
+mod metrics;
+mod races;
+mod runs;
+mod security;
+mod testing;
+mod trace;

@@ -75,8 +75,7 @@ pub(crate) async fn open(url: &str, clock: Option<HandClock>) -> Arc<dyn Store> 
     }
     #[cfg(feature = "redis")]
     {
-        // Revoking asks for jobs by id.
-        let options = RedisOptions::new(url).index(true);
+        let options = RedisOptions::new(url);
         let options = match clock {
             Some(clock) => options.clock(clock),
             None => options,

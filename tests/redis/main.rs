@@ -10,17 +10,14 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-mod bulk;
 #[cfg(feature = "cli")]
 mod doctor;
 mod idle;
 #[path = "../support/issuer.rs"]
 mod issuer;
-mod plain;
 mod proxy;
 mod replies;
 mod restart;
-mod rounds;
 mod servers;
 mod steps;
 mod store;

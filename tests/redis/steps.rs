@@ -53,18 +53,13 @@ impl World {
 
     /// Script calls and CPU seconds so far. The time of day would tell who else uses the machine.
     fn spent(&self) -> Spent {
-        let info = |section: &str, field: &str| {
-            let value = self.server.server.info(&["INFO", section], field);
-            value.unwrap_or_default()
+        let server = &self.server.server;
+        let cpu = |field: &str| {
+            let value = server.info(&["INFO", "cpu"], field).unwrap_or_default();
+            value.parse::<f64>().unwrap()
         };
-        let calls = |command: &str| {
-            let stats = info("commandstats", command);
-            let calls = stats.strip_prefix("calls=").unwrap_or("0");
-            calls.split(',').next().unwrap().parse::<u64>().unwrap()
-        };
-        let cpu = |field: &str| info("cpu", field).parse::<f64>().unwrap();
         Spent {
-            scripts: calls("cmdstat_evalsha") + calls("cmdstat_eval"),
+            scripts: server.calls("evalsha") + server.calls("eval"),
             cpu: cpu("used_cpu_user") + cpu("used_cpu_sys"),
         }
     }

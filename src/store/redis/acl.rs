@@ -14,7 +14,6 @@ pub(crate) const COMMANDS: &[&str] = &[
     "hexists",
     "hget",
     "hgetall",
-    "hincrby",
     "hmget",
     "hset",
     "hsetnx",

@@ -1,5 +1,6 @@
 -- claim: expire what is overdue, promote what is due, grant.
--- in   1 request, whose step is not the first once what was due has been done · 2 wishes · 3 owner · 4 task · 5 the riders' request, or nothing · 6 the riders
+-- in   1 request, whose step is not the first once what was due has been done · 2 wishes
+--      3 owner · 4 task · 5 the riders' request, or nothing · 6 the riders
 -- out  [u8 status][u32 n][n verdicts] of the riders, the claim's own status, CROWDED if it has to be
 --      prepared by steps of reap; then: leases, bytes and
 --      suspects given at first, the next due and the next deadline, grants, reports of expiries

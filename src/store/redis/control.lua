@@ -1,5 +1,5 @@
 -- control: what operators do.
--- in   1 request · 2 command: a letter and what it is about · 3 reason · 4 cursor: where to go on
+-- in   1 request · 2 command: a letter and what it is about · 3 reason · 4 where to go on
 -- out  [u64 done][u64 skipped], [u32 n] n × [16 job][16 holder], [u32 n] n × [u64 token], [u8 more][24 cursor]
 -- why  one partition's share of a command; `audit.lua` has put it on record
 local status, first = recall(ARGV[1])

@@ -1,7 +1,7 @@
 -- ends: live grants, by deadline and by token.
 
--- Live grants between two deadlines, by (deadline, token). `visit` gets the id, the deadline and the
--- number of leases alive, and says false if it has had enough. No more is read than it wants.
+-- Visits the live grants between two deadlines, by (deadline, token). `visit` gets the id, the
+-- deadline and the number of leases alive, and returns false to stop.
 local function by_deadline(since, upto, visit)
   local from, some = 0, nil
   repeat

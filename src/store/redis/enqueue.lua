@@ -1,6 +1,6 @@
 -- enqueue: store jobs, all of a call together.
 -- in   1 request · 2 the jobs: [u64 delay][record]
--- out  [u32 n] then n × [u32 place][16 holder]: the jobs that were there, or whose unique key is held
+-- out  [u32 n] then n × [u32 place][16 holder]: jobs that were there, or whose unique key is held
 -- why  the time is the store's, so it is stamped here
 local status, first = recall(ARGV[1])
 if status ~= DONE or first then return reply(status, first) end

@@ -1,6 +1,6 @@
 -- grant: live grants (`words.lua` has their layout). NOTES has what is known of single leases.
--- Receipts name a lease by its place in the grant as it was given; `map` has the places of the records
--- that are left once those of ended leases have been dropped.
+-- Receipts name a lease by its place in the grant as it was given. Once records of ended leases
+-- have been dropped, `map` has the places of those that are left.
 local grants = {}
 
 local function open_grant(gid, raw)

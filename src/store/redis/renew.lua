@@ -1,7 +1,8 @@
 -- renew: extend grants, let single leases of them lapse.
 -- in   1 beats: [8 grant][16 nonce][u16 n] n × [u16 first][u16 leases], [u16 n] n × [u16 lapse],
 --      [u16 n] n × [u16 lease][u32 bytes][progress]
--- out  per beat [u8 held][u64 granted], [u16 n] n × [u16 place in the beat] to cancel, the same fenced
+-- out  per beat [u8 held][u64 granted], [u16 n] n × [u16 place in the beat] to cancel, and the same
+--      for those that are fenced
 -- why  evaluated anew each time: it has no request
 open_meta()
 local beats, at, answers = ARGV[1], 1, {}

@@ -20,10 +20,12 @@ local LIVE, LATE, FENCED, PRUNED, PURGED, IN_LINE = 25, 26, 27, 28, 29, 30
 
 local UNIQUE, EXCLUSIVE, TERM, LIFETIME, RETENTION = 1, 4, 8, 16, 128
 
--- HELD has three fields for each grant. Behind its id (its first token, big-endian) stands the head:
--- lengths of owner, task and map; leases, those alive, whether any has a note; bytes of the records;
--- deadline, renewals, nonce, granted at, term in microseconds and as given, lifetime. Owner, task, map
--- and the marks of ended leases follow. Behind its id and ROLL stand the ids of its jobs, behind its
--- id and RECORDS their records.
+-- HELD has three fields for each grant.
+-- [id], the first token, big-endian: the head, which is the lengths of owner, task and map; how many
+-- leases, how many of them alive, whether any has a note; bytes of the records; deadline, renewals,
+-- nonce, granted at, term in microseconds, term as given, lifetime. Then owner, task, map, and a mark
+-- for each lease that has ended.
+-- [id][ROLL]: the ids of its jobs.
+-- [id][RECORDS]: their records, one behind the other.
 local HEAD, HEAD_LIVE = '<I2I2I2I2I2I1I4I8I4c16I8I8c12I8', 9
 local ROLL, RECORDS = '\0', '\1'

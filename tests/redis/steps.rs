@@ -7,14 +7,11 @@ use leasehold::clock::ManualClock;
 use leasehold::job::{JobState, Namespace};
 use leasehold::lease::Progress;
 use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
-use leasehold::store::{
-    Beat, Command, LeaseSelect, Outcome, RedisOptions, RedisStore, Renewal, Select,
-};
+use leasehold::store::{Beat, Command, LeaseSelect, RedisOptions, RedisStore, Renewal, Select};
 
 use crate::support::redis::Standalone;
 
-/// What the server keeps of grants, and of the windows of unique keys.
-const GRANTS: &str = "{steps:default:0}:held";
+/// What the server keeps of the windows of unique keys.
 const WINDOWS: &str = "{steps:default:0}:uwin";
 
 /// Takes about five milliseconds of a core of the machine on which the limit was set: on a slower one,
@@ -301,41 +298,4 @@ async fn a_prune_is_bounded_in_keys_too() {
     // Control arm: what is left is pruned by a call that may take it all.
     d.prune(1_000).await;
     assert_eq!(left(), 0);
-}
-
-/// What has ended of a large grant is dropped once it is more than half of it; a small one is left
-/// as it is. Either way the rest can be settled.
-#[tokio::test]
-#[ignore = "needs redis-server: ./tests/run"]
-async fn a_large_grant_drops_what_has_ended() {
-    for (bytes, is_large) in [(100, false), (1_000, true)] {
-        let world = World::new().await;
-        let d = &world.d;
-        let mut heavy = job();
-        heavy.payload = vec![b'x'; bytes].into();
-        d.enqueue_all(vec![heavy; 1_000]).await;
-        let held = d.claim(1_000).await;
-        assert_eq!(held.len(), 1_000);
-        let memory = || {
-            let words = ["MEMORY", "USAGE", GRANTS, "SAMPLES", "0"];
-            world.server.server.tell::<u64>(&words)
-        };
-        let before = memory();
-        let complete = async |some: &[Held]| {
-            let ends = some
-                .iter()
-                .map(|held| (held, Outcome::Complete { result: None }))
-                .collect();
-            let verdicts = d.store().settle(d.settle_request(ends)).await.unwrap();
-            assert!(verdicts.iter().all(|verdict| verdict.is_held()));
-        };
-        for some in held[..600].chunks(100) {
-            complete(some).await;
-        }
-        let after = memory();
-        let is_less = after < before * 3 / 5;
-        assert_eq!(is_less, is_large, "{before} to {after} for {bytes} bytes");
-        complete(&held[600..]).await;
-        assert_eq!(d.ledger().await.completed, 1_000);
-    }
 }

@@ -146,13 +146,13 @@ do
   local function grant(run, run_term, run_raw, run_lifetime)
     local gid, count = pack('>I8', base), #run
     local till = now + math.min(run_term, run_lifetime)
-    local ids, stand, records = {}, {}, concat(run)
+    local ids, stand = {}, {}
     for at, rec in ipairs(run) do
       ids[at] = id_of(rec)
-      stand[2 * at - 1], stand[2 * at] = ids[at], 'l' .. gid .. p8(at - 1) .. p8(0)
+      stand[2 * at - 1], stand[2 * at] = ids[at], entry('l', gid, rec, at - 1)
     end
-    call('HSET', HELD, gid, pack(HEAD, #ARGV[3], #ARGV[4], 0, count, count, 0, #records, till, 0, nonce, now,
-      run_term, run_raw, run_lifetime) .. ARGV[3] .. ARGV[4], gid .. ROLL, concat(ids), gid .. RECORDS, records)
+    call('HSET', HELD, gid, pack(HEAD, #ARGV[3], #ARGV[4], count, count, 0, till, 0, nonce, now, run_term,
+      run_raw, run_lifetime) .. ARGV[3] .. ARGV[4], gid .. ROLL, concat(ids))
     call('ZADD', ENDS, till, gid)
     many('HSET', JOBS, stand)
     if not overdue or till < overdue then overdue = till end
@@ -162,7 +162,7 @@ do
     add(LIVE, count)
     add(N_LEASED, count)
     local granted = p8(till - now)
-    given[#given + 1] = gid .. granted .. p8(now) .. run_raw .. '\0\0' .. text(records)
+    given[#given + 1] = gid .. granted .. p8(now) .. run_raw .. '\0\0' .. text(concat(run))
     kept[#kept + 1] = gid .. granted
   end
   local run, run_term, run_raw, run_lifetime, run_weight = {}, term, term_raw, lifetime, 0

@@ -78,7 +78,9 @@ do
   -- Ends one lease as its holder says: kind 0 complete, 1 retry, 2 surrender, 3 bury.
   local function settle_one(g, at, kind, say, front)
     local rec = record(g, at)
-    local p, cancel = parse(rec), note(g, at).cancel
+    -- A job without keys and retention that completes leaves nothing behind, and need not be read.
+    local lasts = kind > 0 or has((read('<I2', rec, 7)), UNIQUE + EXCLUSIVE + RETENTION)
+    local p, cancel = lasts and parse(rec) or {}, note(g, at).cancel
     local again = M[RELAXED] == 1 and 'free' or 'wait'
     if kind == 0 then
       finish(g, at, rec, p, AS.completed, 'c', { result = say.result }, front)

@@ -1,19 +1,15 @@
 -- grant: live grants (`words.lua` has their layout). NOTES has what is known of single leases.
--- Receipts name a lease by its place in the grant as it was given. Once records of ended leases
--- have been dropped, `map` has the places of those that are left.
+-- Receipts name a lease by its place in the grant as it was given.
 local grants = {}
 
 local function open_grant(gid, raw)
   local g = { gid = gid, base = (read('>I8', gid)), notes = {}, over = {} }
-  local owners, tasks, mapped, at
-  owners, tasks, mapped, g.count, g.live, g.noted, g.bytes, g.deadline, g.renewals, g.nonce, g.granted_at,
-    g.term, g.term_raw, g.lifetime, at = read(HEAD, raw)
+  local owners, tasks, at
+  owners, tasks, g.count, g.live, g.noted, g.deadline, g.renewals, g.nonce, g.granted_at, g.term, g.term_raw,
+    g.lifetime, at = read(HEAD, raw)
   g.owner = sub(raw, at, at + owners - 1)
   at = at + owners
-  g.task = sub(raw, at, at + tasks - 1)
-  at = at + tasks
-  g.map = sub(raw, at, at + 2 * mapped - 1)
-  g.ended = sub(raw, at + 2 * mapped)
+  g.task, g.ended = sub(raw, at, at + tasks - 1), sub(raw, at + tasks)
   grants[gid] = g
   return g
 end
@@ -38,8 +34,8 @@ local function ended(g)
   return g.ended
 end
 local function head(g)
-  return pack(HEAD, #g.owner, #g.task, #g.map / 2, g.count, g.live, g.noted, g.bytes, g.deadline, g.renewals,
-    g.nonce, g.granted_at, g.term, g.term_raw, g.lifetime) .. g.owner .. g.task .. g.map .. ended(g)
+  return pack(HEAD, #g.owner, #g.task, g.count, g.live, g.noted, g.deadline, g.renewals, g.nonce, g.granted_at,
+    g.term, g.term_raw, g.lifetime) .. g.owner .. g.task .. ended(g)
 end
 local function is_live(g, at)
   return at < g.count and not g.over[at] and (g.ended == '' or byte(g.ended, at + 1) == 48)
@@ -50,19 +46,7 @@ local function job_id(g, at)
   return sub(g.roll, 16 * at + 1, 16 * at + 16)
 end
 
-local function record(g, at)
-  if not g.starts then
-    g.records, g.starts = call('HGET', HELD, g.gid .. RECORDS), {}
-    local from, place = 1, 0
-    while from <= #g.records do
-      local lease = g.map == '' and place or read('<I2', g.map, 2 * place + 1)
-      g.starts[lease] = from
-      from, place = from + u4(g.records, from), place + 1
-    end
-  end
-  local from = g.starts[at]
-  return sub(g.records, from, from + u4(g.records, from) - 1)
-end
+local function record(g, at) return sub(call('HGET', JOBS, job_id(g, at)), 26) end
 
 local function note_key(g, at) return g.gid .. pack('>I2', at) end
 local NOTHING = { cancel = false }
@@ -101,32 +85,15 @@ local function current(gid, nonce, at, id)
 end
 
 
--- Drops the records of ended leases once they are half of what is stored, if that is much.
-local function compact(g)
-  local stored = g.map ~= '' and #g.map / 2 or g.count
-  if g.live * 2 > stored or g.bytes <= SMALL_GRANT then return end
-  local recs, map = {}, {}
-  for at = 0, g.count - 1 do
-    if is_live(g, at) then
-      recs[#recs + 1] = record(g, at)
-      map[#map + 1] = pack('<I2', at)
-    end
-  end
-  g.map, g.starts = concat(map), nil
-  local records = concat(recs)
-  g.bytes = #records
-  call('HSET', HELD, g.gid .. RECORDS, records)
-end
 -- Stores the grants that were changed; those of which `moved` is set have another deadline.
 local function save_grants()
   for gid, g in pairs(grants) do
     if g and g.dirty then
       if g.live == 0 then
-        call('HDEL', HELD, gid, gid .. ROLL, gid .. RECORDS)
+        call('HDEL', HELD, gid, gid .. ROLL)
         call('ZREM', ENDS, gid)
         grants[gid] = false
       else
-        if ended(g) ~= '' then compact(g) end
         call('HSET', HELD, gid, head(g))
         if g.moved then call('ZADD', ENDS, g.deadline, gid) end
       end

@@ -9,14 +9,14 @@
 //! |---|---|---|
 //! | `meta` | string | 45 counters of 8 bytes: layout, paused, relaxed, sequence, last token, floor, counts by state, ledger, jobs in each line |
 //! | `due` | sorted set | scheduled jobs: sequence and id, by run-at |
-//! | `jobs` | hash | id → state, place and record of every job; of a leased one, grant and place |
+//! | `jobs` | hash | id → state, place and record of every job |
 //! | `park` | sorted set | jobs that wait behind another of their exclusive key: key, sequence, id, in that order |
 //! | `excl` | hash | exclusive key → id of its head |
 //! | `uniq` | hash | unique key → id of its holder, and until when if it has a window |
 //! | `uwin` | sorted set | unique keys with a window, by its end |
 //! | `done` `dead` `gone` | sorted sets | completed, dead and cancelled jobs: sequence and id, by time of their end |
 //! | `keep` | sorted set | ids of settled jobs, by the end of their retention |
-//! | `held` | hash | grant → terms, deadline, renewals, nonce, owner, task, which leases have ended; grant and zero → ids of its jobs; grant and one → their records |
+//! | `held` | hash | grant → terms, deadline, renewals, nonce, owner, task, which leases have ended; grant and zero → ids of its jobs |
 //! | `note` | hash | grant and place → cancel flag, progress and checkpoint of one lease |
 //! | `ends` | sorted set | live grants, by deadline |
 //! | `doze` `doze2` | sorted sets | sleepers by the end of their sleep; the second those who take suspects |

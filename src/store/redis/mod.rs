@@ -1,9 +1,9 @@
 //! Many machines: the store on Redis or Valkey, 7.0 or later.
 //!
 //! Every verb is one script per queue partition, and the scripts are the store: what they do is
-//! atomic, what is here packs their arguments and reads their answers. Every job lies under its id,
-//! and ready ones stand in line by their ids; a claim moves the records of its jobs into one grant
-//! with one deadline. [`keys`] names everything that is stored.
+//! atomic, what is here packs their arguments and reads their answers. Every job lies under its id;
+//! lines of ready jobs and grants of leased ones name it by that. A grant has one deadline for all of
+//! its leases. [`keys`] names everything that is stored.
 //!
 //! The time is the server's. A partition of a queue is an issuer of tokens of its own; a handle
 //! shows each issuer the largest token it has seen, so that the tokens of one process grow across

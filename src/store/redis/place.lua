@@ -1,5 +1,5 @@
 -- place: where jobs are put, and how they are taken out again. What stands in JOBS is
--- [state][seq][settled at][kept until][record].
+-- [state][seq][settled at][kept until][record]; of a leased job, [l][grant][place][0][record].
 local function is_suspect(rec) return u4(rec, 13) >= 2 end
 local function line_of(rec) return byte(rec, 6) * 2 + (is_suspect(rec) and 0 or 1) end
 local function line_key(line) return KEYS[FIRST_LINE + line] end

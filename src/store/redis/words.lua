@@ -7,8 +7,6 @@ local pack, read, concat = struct.pack, struct.unpack, table.concat
 local LEAD = 20000
 local SESSION_IDLE = 600000000
 local GRANT_BYTES = 4194304
--- A grant that holds no more than this keeps its ended jobs until the last one ends.
-local SMALL_GRANT = 262144
 
 -- Counters, by their place in the string at META. The first is the version of the layout.
 local COUNTERS, LAYOUT = 45, 2
@@ -20,12 +18,11 @@ local LIVE, LATE, FENCED, PRUNED, PURGED, IN_LINE = 25, 26, 27, 28, 29, 30
 
 local UNIQUE, EXCLUSIVE, TERM, LIFETIME, RETENTION = 1, 4, 8, 16, 128
 
--- HELD has three fields for each grant.
--- [id], the first token, big-endian: the head, which is the lengths of owner, task and map; how many
--- leases, how many of them alive, whether any has a note; bytes of the records; deadline, renewals,
--- nonce, granted at, term in microseconds, term as given, lifetime. Then owner, task, map, and a mark
--- for each lease that has ended.
+-- HELD has two fields for each grant.
+-- [id], the first token, big-endian: the head, which is the lengths of owner and task; how many
+-- leases, how many of them alive, whether any has a note; deadline, renewals, nonce, granted at,
+-- term in microseconds, term as given, lifetime. Then owner, task, and a mark for each lease, once
+-- one has ended.
 -- [id][ROLL]: the ids of its jobs.
--- [id][RECORDS]: their records, one behind the other.
-local HEAD, HEAD_LIVE = '<I2I2I2I2I2I1I4I8I4c16I8I8c12I8', 9
-local ROLL, RECORDS = '\0', '\1'
+local HEAD, HEAD_LIVE = '<I2I2I2I2I1I8I4c16I8I8c12I8', 7
+local ROLL = '\0'

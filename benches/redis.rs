@@ -109,18 +109,13 @@ impl Probe {
 
     /// Microseconds spent in scripts.
     async fn scripts(&mut self) -> f64 {
-        self.spent("evalsha").await
-    }
-
-    /// Microseconds spent in a command, and in what it runs.
-    async fn spent(&mut self, command: &str) -> f64 {
-        let name = format!("cmdstat_{command}:");
         let text: String = redis::cmd("INFO")
             .arg("commandstats")
             .query_async(&mut self.0)
             .await
             .expect("INFO");
-        let line = text.lines().find(|line| line.starts_with(&name));
+        let mut lines = text.lines();
+        let line = lines.find(|line| line.starts_with("cmdstat_evalsha:"));
         let usec = line.and_then(|line| line.split("usec=").nth(1));
         let usec = usec.and_then(|usec| usec.split(',').next());
         usec.and_then(|usec| usec.parse().ok()).unwrap_or(0.0)
@@ -239,10 +234,9 @@ struct Side {
 }
 
 impl Side {
-    async fn open(url: &str, namespace: &str, index: bool) -> Self {
-        let options = RedisOptions::new(url)
-            .namespace(Namespace::new(namespace).expect("a name"))
-            .index(index);
+    async fn open(url: &str, namespace: &str) -> Self {
+        let namespace = Namespace::new(namespace).expect("a name");
+        let options = RedisOptions::new(url).namespace(namespace);
         let store: Arc<dyn Store> = Arc::new(RedisStore::open(options).expect("a store"));
         let session = store.open_session().await.expect("a session");
         Self {
@@ -411,34 +405,24 @@ fn main() {
 }
 
 async fn speed(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
-    let plain = Side::open(&server.url, "plain", false).await;
-    let indexed = Side::open(&server.url, "indexed", true).await;
-    let mut rates: [Vec<Rate>; 6] = Default::default();
+    let side = Side::open(&server.url, "speed").await;
+    let mut rates: [Vec<Rate>; 4] = Default::default();
     let mut riding = Vec::new();
-    let mut bytes: [Vec<f64>; 3] = Default::default();
+    let mut bytes: [Vec<f64>; 2] = Default::default();
     for _ in 0..rounds {
         let asker = probe.clone();
         let empty = probe.memory().await;
         rates[0].push(measured(probe, jobs, raw_push(&asker, jobs)).await);
         bytes[0].push((probe.memory().await - empty) / jobs as f64);
         rates[1].push(measured(probe, jobs, raw_pop(&asker, jobs)).await);
-        for (at, side) in [&plain, &indexed].into_iter().enumerate() {
-            let empty = probe.memory().await;
-            rates[2 + 2 * at].push(measured(probe, jobs, side.fill(jobs)).await);
-            bytes[1 + at].push((probe.memory().await - empty) / jobs as f64);
-            rates[3 + 2 * at].push(measured(probe, jobs, side.drain(jobs)).await);
-        }
-        plain.fill(jobs).await;
-        riding.push(measured(probe, jobs, plain.ride(jobs)).await);
+        let empty = probe.memory().await;
+        rates[2].push(measured(probe, jobs, side.fill(jobs)).await);
+        bytes[1].push((probe.memory().await - empty) / jobs as f64);
+        rates[3].push(measured(probe, jobs, side.drain(jobs)).await);
+        side.fill(jobs).await;
+        riding.push(measured(probe, jobs, side.ride(jobs)).await);
     }
-    let names = [
-        "raw RPUSH",
-        "raw LPOP",
-        "enqueue",
-        "claim + settle",
-        "enqueue, indexed",
-        "claim + settle, indexed",
-    ];
+    let names = ["raw RPUSH", "raw LPOP", "enqueue", "claim + settle"];
     let of = |at: usize, value: fn(&Rate) -> f64| median(rates[at].iter().map(value));
     let told = |name: &str, raw: usize, rate: f64, micros: f64| {
         let ratio = rate / of(raw, |r| r.per_second);
@@ -456,7 +440,7 @@ async fn speed(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
         median(riding.iter().map(|r| r.per_second)),
         median(riding.iter().map(|r| r.micros)),
     );
-    for (name, bytes) in ["raw", "queued", "queued, indexed"].iter().zip(bytes) {
+    for (name, bytes) in ["raw", "queued"].iter().zip(bytes) {
         println!("{name:24} {:>10.0} bytes a job of 100 bytes", median(bytes));
     }
 }
@@ -467,7 +451,7 @@ async fn verbs(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
     for step in [1_000, STEP, 1] {
         let jobs = if step == 1 { jobs / 20 } else { jobs };
         let jobs = jobs.next_multiple_of(1_000);
-        let side = Side::open(&server.url, &format!("verbs-{step}"), false).await;
+        let side = Side::open(&server.url, &format!("verbs-{step}")).await;
         let mut costs: [Vec<(f64, f64)>; 3] = Default::default();
         for _ in 0..rounds {
             let mut claimed = Vec::new();
@@ -518,7 +502,7 @@ async fn spent<F: Future<Output = ()>>(probe: &mut Probe, jobs: usize, work: F) 
 async fn renewals(server: &Server, probe: &mut Probe) {
     const LEASES: usize = 10_000;
     for (name, size) in [("hundreds", 100), ("singles", 1)] {
-        let side = Side::open(&server.url, name, false).await;
+        let side = Side::open(&server.url, name).await;
         side.fill(LEASES.next_multiple_of(STEP * IN_FLIGHT)).await;
         let mut beats = Vec::new();
         let mut held = 0;
@@ -544,12 +528,11 @@ async fn renewals(server: &Server, probe: &mut Probe) {
     }
 }
 
-/// The longest script call of each verb, a thousand jobs a call, of enqueues the whole transaction; of renewals,
-/// ten thousand leases.
+/// The longest script call of each verb, a thousand jobs a call; of renewals, ten thousand leases.
 async fn longest(server: &Server, probe: &mut Probe, rounds: usize) {
     const MANY: usize = 1_000;
-    let side = Side::open(&server.url, "longest", false).await;
-    let singles = Side::open(&server.url, "longest-singles", false).await;
+    let side = Side::open(&server.url, "longest").await;
+    let singles = Side::open(&server.url, "longest-singles").await;
     singles
         .fill(10 * MANY.next_multiple_of(STEP * IN_FLIGHT))
         .await;
@@ -563,10 +546,9 @@ async fn longest(server: &Server, probe: &mut Probe, rounds: usize) {
     probe.set("slowlog-max-len", 1_000).await;
     let mut micros: [Vec<i64>; 4] = Default::default();
     for _ in 0..rounds {
-        // A transaction stands in no log, only what it runs.
-        let before = probe.spent("exec").await;
+        probe.forget_calls().await;
         side.enqueue(0, MANY).await;
-        micros[0].push((probe.spent("exec").await - before) as i64);
+        micros[0].push(probe.slowest().await);
         probe.forget_calls().await;
         let claimed = side.claimed(0, MANY, None).await;
         micros[1].push(probe.slowest().await);
@@ -587,8 +569,8 @@ async fn longest(server: &Server, probe: &mut Probe, rounds: usize) {
 }
 
 async fn lengths(server: &Server, probe: &mut Probe, depth: usize, jobs: usize, rounds: usize) {
-    let short = Side::open(&server.url, "short", false).await;
-    let long = Side::open(&server.url, "long", false).await;
+    let short = Side::open(&server.url, "short").await;
+    let long = Side::open(&server.url, "long").await;
     let step = STEP * IN_FLIGHT;
     short.fill(1_000_usize.next_multiple_of(step)).await;
     long.fill(depth.next_multiple_of(step)).await;

@@ -49,7 +49,7 @@ impl Client {
     /// `sqlite:///var/lib/app/jobs.db` (absolute), `postgres://user:password@host/database`. `?namespace=NAME` picks an application's share
     /// of it, `&synchronous=normal` trades the last moments before a power cut for speed. Each
     /// `memory:` is a store of its own; clones of the client share it. `redis://`, `rediss://`,
-    /// `redis+cluster://` and `redis+sentinel://` take `namespace`, `partitions=N` and `index=true`.
+    /// `redis+cluster://` and `redis+sentinel://` take `namespace` and `partitions=N`.
     ///
     /// # Errors
     /// `InvalidInput` for a URL that names no store of this build; any that opening can give.
@@ -346,7 +346,7 @@ fn open_redis(address: &str, query: &str) -> Result<Arc<dyn Store>> {
 
     let is_ours = |pair: &&str| {
         let key = pair.split('=').next();
-        matches!(key, Some("namespace" | "partitions" | "index"))
+        matches!(key, Some("namespace" | "partitions"))
     };
     let pairs = query.split('&').filter(|pair| !pair.is_empty());
     let (ours, theirs): (Vec<&str>, Vec<&str>) = pairs.partition(is_ours);
@@ -369,14 +369,7 @@ fn open_redis(address: &str, query: &str) -> Result<Arc<dyn Store>> {
                     .map_err(|_| wrong(pair, "partitions=1 to 64"))?;
                 options.partitions(count)
             }
-            Some(("index", "true")) => options.index(true),
-            Some(("index", "false")) => options.index(false),
-            _ => {
-                return Err(wrong(
-                    pair,
-                    "namespace=NAME, partitions=N, index=true|false",
-                ));
-            }
+            _ => return Err(wrong(pair, "namespace=NAME, partitions=N")),
         };
     }
     Ok(Arc::new(RedisStore::open(options)?))

@@ -71,8 +71,7 @@ pub(crate) async fn open(url: &str, clock: Option<HandClock>) -> Arc<dyn Store> 
         return Arc::new(PostgresStore::open(url).await.unwrap());
     }
     {
-        // Revoking asks for jobs by id.
-        let options = RedisOptions::new(url).index(true);
+        let options = RedisOptions::new(url);
         let options = match clock {
             Some(clock) => options.clock(clock),
             None => options,

@@ -19,7 +19,7 @@ use crate::redis_server::{Cluster, STEADY, Server, Standalone};
 /// A store whose clock goes by hand, and the hand.
 async fn driven(url: &str) -> (RedisStore, Driver) {
     let clock = ManualClock::default();
-    let options = RedisOptions::new(url).index(true).clock(clock.clone());
+    let options = RedisOptions::new(url).clock(clock.clone());
     let store = RedisStore::open(options).unwrap();
     let fixture = ManualFixture::new(store.clone(), clock);
     (store, Driver::new(Arc::new(fixture)).await)
@@ -378,7 +378,7 @@ async fn a_partition_that_forgot_runs_no_commands() {
 }
 
 fn client(url: &str, partitions: u16) -> Client {
-    let options = RedisOptions::new(url).index(true).partitions(partitions);
+    let options = RedisOptions::new(url).partitions(partitions);
     Client::new(Arc::new(RedisStore::open(options).unwrap()))
 }
 

@@ -99,7 +99,7 @@ impl Place {
     }
 
     fn in_store(url: &str) -> Result<Self, Trouble> {
-        let (mut url, namespace) = scratch::apart(url, "demo")?;
+        let (url, namespace) = scratch::apart(url, "demo")?;
         let scheme = url.split(':').next().unwrap_or_default();
         let is = match scheme {
             "memory" => {
@@ -111,10 +111,6 @@ impl Place {
             _ if scheme.starts_with("redis") => "Redis",
             _ => "PostgreSQL",
         };
-        if is == "Redis" {
-            // The story asks when a job was granted again.
-            url.push_str("&index=true");
-        }
         Ok(Self {
             url,
             name: format!("namespace {namespace}"),

@@ -14,7 +14,7 @@
 //! }
 //!
 //! // In `tests/`: expands to `memory::settle::a_receipt_settles_once` and all the others.
-//! leasehold::conformance!(memory, fixture);
+//! leasehold_conformance::conformance!(memory, fixture);
 //! # fn main() {}
 //! ```
 //!
@@ -177,7 +177,7 @@ pub fn cases() -> Vec<Case> {
     crate::__conformance_cases!(__conformance_list [])
 }
 
-/// Makes a test of every case of the [conformance suite](leasehold::store::conformance).
+/// Makes a test of every case of the [conformance suite](crate).
 ///
 /// `conformance!(name, make)`: `make` is an `async fn` without arguments that returns a
 /// [`Fixture`](leasehold::Fixture). The tests are in a module `name`, one module per

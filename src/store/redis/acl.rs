@@ -9,13 +9,11 @@ pub(crate) const COMMANDS: &[&str] = &[
     "cluster|slots",
     "del",
     "evalsha",
-    "exec",
     "get",
     "hdel",
     "hexists",
     "hget",
     "hgetall",
-    "hincrby",
     "hmget",
     "hset",
     "hsetnx",
@@ -24,17 +22,13 @@ pub(crate) const COMMANDS: &[&str] = &[
     "lpop",
     "lpush",
     "lrange",
-    "lrem",
     "lset",
-    "multi",
     "pexpire",
     "ping",
     "publish",
     "readonly",
-    "renamenx",
     "role",
     "rpush",
-    "rpushx",
     "script|load",
     "select",
     "set",
@@ -47,10 +41,6 @@ pub(crate) const COMMANDS: &[&str] = &[
     "zrem",
     "zremrangebyscore",
 ];
-
-/// Those that an enqueue in bulk takes. It can do without.
-#[cfg(feature = "doctor")]
-pub(crate) const TRANSACTION: &[&str] = &["exec", "multi", "renamenx", "rpushx"];
 
 /// The rule for `ACL SETUSER name on >password …`: the commands above, on the keys and channels of
 /// one namespace.

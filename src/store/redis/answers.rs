@@ -23,12 +23,14 @@ use crate::store::{Beat, ClaimRequest, Claimed, Controlled, Enqueued, RequestId,
 /// A form of answer by its name, and how one is read to its end.
 pub(crate) type Reader = (&'static str, fn(Vec<u8>) -> Result<()>);
 
-pub(crate) const READERS: [Reader; 9] = [
+pub(crate) const READERS: [Reader; 8] = [
     ("claim", |answer| read_claim(answer).map(drop)),
     ("reap", |answer| {
         reports(&mut In::new(answer.into()), &QueueName::default()).map(drop)
     }),
-    ("renew", read_beats),
+    ("renew", |answer| {
+        read_renewals(In::new(answer.into()), [beat(), beat()].iter()).map(drop)
+    }),
     ("reply", |answer| Reply::read(answer).map(drop)),
     ("enqueue", |answer| {
         let mut answers = [Enqueued::New(JobId::from_bytes([1; 16])); 2];
@@ -56,15 +58,10 @@ pub(crate) const READERS: [Reader; 9] = [
         let (now, mut kinds) = (Timestamp::from_micros(5), Kinds::default());
         row(&mut In::new(answer.into()), &queue, now, &mut kinds).map(drop)
     }),
-    ("renew, alike", read_beats),
 ];
 
-fn read_beats(answer: Vec<u8>) -> Result<()> {
-    read_renewals(In::new(answer.into()), [beat(), beat()].iter()).map(drop)
-}
-
 fn partition() -> Partition {
-    let queue = Queue::new(&Namespace::default(), &QueueName::default(), 1, false);
+    let queue = Queue::new(&Namespace::default(), &QueueName::default(), 1);
     Partition { queue, number: 0 }
 }
 

@@ -19,7 +19,7 @@ impl List {
     /// As for opening a store; it connects at the first call.
     pub fn open(url: &str, namespace: &Namespace) -> Result<Self> {
         let (address, query) = url.split_once('?').unwrap_or((url, ""));
-        let ours = ["namespace=", "partitions=", "index="];
+        let ours = ["namespace=", "partitions="];
         let theirs = query
             .split('&')
             .filter(|pair| !pair.is_empty() && !ours.iter().any(|name| pair.starts_with(name)));

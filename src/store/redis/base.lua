@@ -1,8 +1,4 @@
 -- base: the counters of a partition, and the memory of calls.
-local SETTLED = { c = KEYS[8], d = KEYS[9], x = KEYS[10] }
-local N_SETTLED = { c = 12, d = 13, x = 14 }
-local KEEP = KEYS[11]
-
 -- So much of what takes long is done in one step: about a millisecond of it.
 local EXPIRIES, PROMOTIONS, CHUNK = 50, 200, 50
 
@@ -13,21 +9,21 @@ local function text(s) return pack('<I4', #s) .. s end
 
 local M
 local created, there = false, true
--- Reads the counters. A partition that is not there has none: `make` makes it, with an index or
--- without; otherwise nothing of it is saved.
+-- Reads the counters. A partition that is not there has none: `make` makes it; otherwise nothing of
+-- it is saved.
 local function open_meta(make)
   local raw = call('GET', META)
   if raw then
     M = { read(FIELDS, raw) }
     return
   end
-  created, there, M = make ~= nil, make ~= nil, {}
-  for at = 1, 46 do M[at] = 0 end
+  created, there, M = make, make, {}
+  for at = 1, COUNTERS do M[at] = 0 end
   -- An issuer without memory starts above everything that it can have given.
-  M[1], M[INDEX], M[FLOOR] = 1, make or 0, now + LEAD
+  M[1], M[FLOOR] = LAYOUT, now + LEAD
 end
 local function save_meta()
-  if there then call('SET', META, pack(FIELDS, unpack(M, 1, 46))) end
+  if there then call('SET', META, pack(FIELDS, unpack(M, 1, COUNTERS))) end
 end
 local function add(field, n) M[field] = M[field] + n end
 

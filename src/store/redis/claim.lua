@@ -1,9 +1,10 @@
 -- claim: expire what is overdue, promote what is due, grant.
--- in   1 request, whose step is not the first once what was due has been done · 2 wishes · 3 owner · 4 task · 5 the riders' request, or nothing · 6 the riders
+-- in   1 request, whose step is not the first once what was due has been done · 2 wishes
+--      3 owner · 4 task · 5 the riders' request, or nothing · 6 the riders
 -- out  [u8 status][u32 n][n verdicts] of the riders, the claim's own status, CROWDED if it has to be
 --      prepared by steps of reap; then: leases, bytes and
 --      suspects given at first, the next due and the next deadline, grants, reports of expiries
--- why  one blob and one deadline for all leases of a claim; plain jobs are moved, never looked at
+-- why  one deadline for all leases of a claim
 local max, admit, most, term, lifetime, term_raw, seen, nonce = read('<I2I1I4I8I8c12I8c16', ARGV[2])
 open_meta()
 
@@ -50,7 +51,7 @@ local function repeated()
         end
       end
       grants_left[#grants_left + 1] = gid .. granted .. p8(g.granted_at) .. g.term_raw
-        .. pack('<I2', #map) .. concat(map) .. text(segment(recs))
+        .. pack('<I2', #map) .. concat(map) .. text(concat(recs))
     end
   end
   return answer(DONE, sub(first, 1, 7) .. hints() .. pack('<I2', #grants_left)
@@ -94,24 +95,14 @@ if R.step == 0 then
 end
 
 -- Takes ready jobs by (priority, place), at most one of them a suspect.
-local pieces, taken, weight, flags, suspects = {}, 0, 0, 0, 0
+local recs, weight, suspects = {}, 0, 0
 do
-  local function pick_segment(line, most_jobs)
-    local key = line_key(line)
-    local popped = call('LPOP', key)
-    if not popped then return nil end
-    flags = bit.bor(flags, (read('<I2', popped, 7)))
-    local apart = #popped == START and call('LPOP', key) or nil
-    local parts, left, n, heavy = cut(popped, apart, most_jobs, most - weight)
-    pieces[#pieces + 1], weight = concat(parts), weight + heavy
-    if left then call('LPUSH', key, left[2], left[1]) end
-    return n
-  end
-  local function pick_indexed(line, most_jobs)
+  -- Takes up to so many jobs of a line, and returns how many there were; nil for an empty line.
+  local function pick(line, most_jobs)
     local key = line_key(line)
     local stubs = call('LPOP', key, math.min(most_jobs, 500))
     if not stubs then return nil end
-    local ids, recs, n = {}, {}, 0
+    local ids, before = {}, #recs
     for at, stub in ipairs(stubs) do ids[at] = sub(stub, 9) end
     local stand = call('HMGET', JOBS, unpack(ids))
     for at, stub in ipairs(stubs) do
@@ -122,20 +113,16 @@ do
           break
         end
         local rec = sub(stand[at], 26)
-        n = n + 1
-        recs[n] = rec
-        weight, flags = weight + u4(rec, 53), bit.bor(flags, (read('<I2', rec, 7)))
+        recs[#recs + 1], weight = rec, weight + u4(rec, 53)
       end
     end
-    if n > 0 then pieces[#pieces + 1] = segment(recs) end
-    return n
+    return #recs - before
   end
   if M[PAUSED] == 0 then
-    local pick = M[INDEX] == 1 and pick_indexed or pick_segment
     for line = 0, 15 do
       local suspicious = line % 2 == 0
-      while taken < max and weight < most and M[IN_LINE + line] > 0 and not (suspicious and admit == 0) do
-        local n = pick(line, suspicious and 1 or max - taken)
+      while #recs < max and weight < most and M[IN_LINE + line] > 0 and not (suspicious and admit == 0) do
+        local n = pick(line, suspicious and 1 or max - #recs)
         if not n then
           -- The line is shorter than its count: the server lost writes.
           add(N_READY, -M[IN_LINE + line])
@@ -146,7 +133,6 @@ do
           suspects = suspects + n
           if n > 0 then admit = 0 end
         end
-        taken = taken + n
         add(IN_LINE + line, -n)
         add(N_READY, -n)
       end
@@ -157,65 +143,41 @@ end
 -- Grants leases: one grant for each run of jobs with the same terms.
 local given, kept = {}, {}
 do
-  local function grant(blob, count, run_term, run_raw, run_lifetime)
-    local gid = pack('>I8', base)
+  local function grant(run, run_term, run_raw, run_lifetime)
+    local gid, count = pack('>I8', base), #run
     local till = now + math.min(run_term, run_lifetime)
-    local ids, at, own = {}, 1, 0
-    while at <= #blob do
-      local seg = segment_at(blob, at)
-      ids[#ids + 1] = sub(blob, seg.ids, seg.ids + 16 * seg.count - 1)
-      at, own = at + seg.bytes, bit.bor(own, seg.flags)
+    local ids, stand = {}, {}
+    for at, rec in ipairs(run) do
+      ids[at] = id_of(rec)
+      stand[2 * at - 1], stand[2 * at] = ids[at], entry('l', gid, rec, at - 1)
     end
-    ids = concat(ids)
-    local capped = now + run_lifetime - run_term
-    call('HSET', HELD, gid, pack(HEAD, #ARGV[3], #ARGV[4], 0, 1, #blob, own, nonce, now, run_raw, run_lifetime)
-      .. ARGV[3] .. ARGV[4] .. (count == 1 and ids or ''), gid .. nonce, pack(CELL, count > 1 and till or 0, 0, ALONE,
-      capped - capped % SAME_TIME, run_term, count, count, 0), gid .. char(1), blob)
-    if count > 1 then call('HSET', HELD, gid .. ROLL, ids) end
-    call('ZADD', ENDS, till, gid .. nonce)
+    call('HSET', HELD, gid, pack(HEAD, #ARGV[3], #ARGV[4], count, count, 0, till, 0, nonce, now, run_term,
+      run_raw, run_lifetime) .. ARGV[3] .. ARGV[4], gid .. ROLL, concat(ids))
+    call('ZADD', ENDS, till, gid)
+    many('HSET', JOBS, stand)
     if not overdue or till < overdue then overdue = till end
-    if M[INDEX] == 1 then
-      local stand = {}
-      for place = 0, count - 1 do
-        stand[2 * place + 1] = sub(ids, 16 * place + 1, 16 * place + 16)
-        stand[2 * place + 2] = 'l' .. gid .. p8(place) .. p8(0)
-      end
-      many('HSET', JOBS, stand)
-    end
     M[LAST] = base + count - 1
     base = M[LAST] + 1
     add(GRANTED, count)
     add(LIVE, count)
     add(N_LEASED, count)
     local granted = p8(till - now)
-    given[#given + 1] = gid .. granted .. p8(now) .. run_raw .. '\0\0' .. text(blob)
+    given[#given + 1] = gid .. granted .. p8(now) .. run_raw .. '\0\0' .. text(concat(run))
     kept[#kept + 1] = gid .. granted
   end
-  local function grant_runs()
-    local recs = {}
-    for _, piece in ipairs(pieces) do open_segment(piece, 1, recs) end
-    local run, run_term, run_raw, run_lifetime, run_weight = {}, term, term_raw, lifetime, 0
-    for _, rec in ipairs(recs) do
-      local p, heavy = parse(rec), u4(rec, 53)
-      local own_raw, own_lifetime = p.term_raw or term_raw, p.lifetime or lifetime
-      if own_raw ~= run_raw or own_lifetime ~= run_lifetime or run_weight + heavy > GRANT_BYTES then
-        if #run > 0 then grant(segment(run), #run, run_term, run_raw, run_lifetime) end
-        run, run_term, run_raw, run_lifetime, run_weight = {}, p.term or term, own_raw, own_lifetime, 0
-      end
-      run[#run + 1] = rec
-      run_weight = run_weight + heavy
+  local run, run_term, run_raw, run_lifetime, run_weight = {}, term, term_raw, lifetime, 0
+  for _, rec in ipairs(recs) do
+    local p = has((read('<I2', rec, 7)), TERM + LIFETIME) and parse(rec) or {}
+    local own_raw, own_lifetime, heavy = p.term_raw or term_raw, p.lifetime or lifetime, u4(rec, 53)
+    if own_raw ~= run_raw or own_lifetime ~= run_lifetime or run_weight + heavy > GRANT_BYTES then
+      if #run > 0 then grant(run, run_term, run_raw, run_lifetime) end
+      run, run_term, run_raw, run_lifetime, run_weight = {}, p.term or term, own_raw, own_lifetime, 0
     end
-    grant(segment(run), #run, run_term, run_raw, run_lifetime)
+    run[#run + 1], run_weight = rec, run_weight + heavy
   end
-  if taken > 0 then
-    if has(flags, TERM + LIFETIME) or weight > GRANT_BYTES then
-      grant_runs()
-    else
-      grant(concat(pieces), taken, term, term_raw, lifetime)
-    end
-  end
+  if #run > 0 then grant(run, run_term, run_raw, run_lifetime) end
 end
 
-local tail, sums = pack('<I4', #reports) .. concat(reports), pack('<I2I4I1', taken, weight, suspects)
+local tail, sums = pack('<I4', #reports) .. concat(reports), pack('<I2I4I1', #recs, weight, suspects)
 remember(sums .. pack('<I2', #kept) .. concat(kept) .. tail)
 return answer(DONE, sums .. told(due) .. told(overdue) .. pack('<I2', #given) .. concat(given) .. tail)

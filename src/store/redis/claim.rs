@@ -5,8 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::Bytes;
-
 use super::queue::Partition;
 use super::reap::reports;
 use super::session::Plan;
@@ -19,7 +17,7 @@ use crate::lease::{FencingToken, Grant, Lease, Nonce, Verdict};
 use crate::limits;
 use crate::rules::issue::tokens_ahead;
 use crate::store::record::Kinds;
-use crate::store::{ClaimQueue, ClaimRequest, Claimed, Expiry, RequestId, SettleRequest};
+use crate::store::{ClaimQueue, ClaimRequest, Claimed, Expiry, SettleRequest};
 
 /// What is left of a claim's wishes.
 pub(super) struct Left {
@@ -40,8 +38,8 @@ impl Left {
 
 /// Settlements that go with the call to one partition.
 struct Riders {
-    request: RequestId,
     name: Vec<u8>,
+    data: Out,
     share: Share,
 }
 
@@ -85,7 +83,7 @@ impl RedisStore {
                 let wanted = &request.queues[*wanted];
                 let mut steps = Steps::new(self, partition.keys(), request.request, Verb::Claim);
                 let mut body = if steps.are_known() {
-                    steps.take(&self.scripts().claim.full, &[]).await?
+                    steps.take(&self.scripts().claim, &[]).await?
                 } else {
                     self.claim_one(partition, wanted, &request, &left, riders.as_ref())
                         .await?
@@ -95,7 +93,7 @@ impl RedisStore {
                 let verdicts = body.bytes()?;
                 refusal(status)?;
                 if let Some(riders) = &riders {
-                    self.told_riders(riders, &verdicts, &mut settled).await?;
+                    riders.share.verdicts(&verdicts, &mut settled)?;
                 }
                 let mut status = body.u8()?;
                 if status == CROWDED {
@@ -149,21 +147,6 @@ impl RedisStore {
         Ok(claimed)
     }
 
-    async fn told_riders(
-        &self,
-        riders: &Riders,
-        verdicts: &Bytes,
-        settled: &mut [Verdict],
-    ) -> Result<()> {
-        let Riders { request, share, .. } = riders;
-        if verdicts.len() == share.places.len() {
-            return share.verdicts(verdicts, settled);
-        }
-        // They went ahead on their own: this is what they were told.
-        let verdicts = self.settle_share(share, *request).await?;
-        share.verdicts(&verdicts, settled)
-    }
-
     /// Claims from a partition that has more overdue than one step expires.
     async fn crowded(
         &self,
@@ -177,7 +160,7 @@ impl RedisStore {
         let expired = self.reap_steps(steps, partition, most).await?;
         let wishes = self.wishes(wanted, request, left);
         let args = claim_args(&wishes, request);
-        let mut body = steps.send(&self.scripts().claim.full, &args).await?;
+        let mut body = steps.send(&self.scripts().claim, &args).await?;
         body.raw(5)?;
         Ok((body, expired))
     }
@@ -219,9 +202,9 @@ impl RedisStore {
         let mut shares = self.shares(&riders.settlements).await?;
         let all_here = shares.len() == 1
             && shares[0].partition.keys().tag() == tag
-            && shares[0].places.len() == riders.settlements.len()
-            && (shares[0].runs().is_some() || shares[0].chunks().len() == 1);
-        if !all_here {
+            && shares[0].places.len() == riders.settlements.len();
+        // More than one step's work goes ahead of the claim.
+        if !all_here || shares[0].chunks().len() != 1 {
             return Ok(None);
         }
         let sessions = &self.shared.sessions;
@@ -231,10 +214,9 @@ impl RedisStore {
             return Ok(None);
         }
         let name = sessions.sending(riders.request, Verb::Settle, 0, tag)?;
-        let request = riders.request;
         Ok(shares.pop().map(|share| Riders {
-            request,
             name,
+            data: share.data(),
             share,
         }))
     }
@@ -258,37 +240,12 @@ impl RedisStore {
         riders: Option<&Riders>,
     ) -> Result<In> {
         let wishes = self.wishes(wanted, request, left);
-        let script = &self.scripts().claim;
-        let mut args = claim_args(&wishes, request)[..3].to_vec();
-        args.push(riders.map_or(&[][..], |riders| &riders.name));
-        let (share, id) = (riders.map(|riders| &riders.share), request.request);
-        let runs = match share {
-            Some(share) => share.runs(),
-            None => Some(Default::default()),
-        };
-        if let Some((heads, ids)) = runs
-            && partition.queue.tries_plain(Verb::Claim)
-        {
-            let mut args = args.clone();
-            args.push(&heads.0);
-            args.extend(ids);
-            let plain = self.request_plainly(&script.plain, partition, id, Verb::Claim, &args);
-            if let Some(reply) = plain.await? {
-                return Ok(reply.body);
-            }
+        let mut args = claim_args(&wishes, request);
+        if let Some(Riders { name, data, .. }) = riders {
+            (args[3], args[4]) = (name, &data.0);
         }
-        let mut data = Out::default();
-        match riders {
-            // More than one step's work: they go ahead.
-            Some(Riders { request, share, .. }) if share.chunks().len() > 1 => {
-                self.settle_share(share, *request).await?;
-                args[3] = &[];
-            }
-            Some(Riders { share, .. }) => data = share.data(),
-            None => {}
-        }
-        args.push(&data.0);
-        let reply = self.request(&script.full, partition.keys(), id, Verb::Claim, &args);
+        let (script, keys) = (&self.scripts().claim, partition.keys());
+        let reply = self.request(script, keys, request.request, Verb::Claim, &args);
         Ok(reply.await?.body)
     }
 
@@ -371,7 +328,7 @@ fn read_grant(
     let term = body.exact()?;
     let mapped = body.u16()?;
     let map: Vec<usize> = (0..mapped).map(|_| body.u16()).collect::<Result<_>>()?;
-    let jobs = body.segments(kinds)?;
+    let jobs = body.records(kinds)?;
     // A holder that believed in more time than its term would outlive its lease.
     if granted > term || mapped > 0 && mapped != jobs.len() {
         return Err(garbled());
@@ -404,7 +361,7 @@ mod tests {
 
     #[test]
     fn a_grant_of_more_than_its_term_or_of_other_jobs_is_not_believed() {
-        let queue = Queue::new(&Namespace::default(), &QueueName::default(), 1, false);
+        let queue = Queue::new(&Namespace::default(), &QueueName::default(), 1);
         let partition = Partition { queue, number: 0 };
         let term = Duration::from_secs(60);
         let read = |granted: Duration, places: usize| {

@@ -7,7 +7,7 @@
 local status, first = recall(ARGV[1])
 if status ~= DONE or first then return reply(status, first) end
 open_meta()
-local gid, nonce, _, lease, _, id = read('<c8c16I1I2I2c16', ARGV[2])
+local gid, nonce, lease, id = read('<c8c16I2c16', ARGV[2])
 local answer
 if current(gid, nonce, lease, id) then
   local commands, wrong, why = prepared(FIRST_LINE + 16, 3)

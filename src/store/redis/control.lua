@@ -1,33 +1,24 @@
 -- control: what operators do.
--- in   1 request · 2 make with an index: 0 or 1 · 3 command: a letter and what it is about
---      · 4 reason · 5 cursor: where to go on
+-- in   1 request · 2 command: a letter and what it is about · 3 reason · 4 where to go on
 -- out  [u64 done][u64 skipped], [u32 n] n × [16 job][16 holder], [u32 n] n × [u64 token], [u8 more][24 cursor]
 -- why  one partition's share of a command; `audit.lua` has put it on record
 local status, first = recall(ARGV[1])
 if status ~= DONE or first then return reply(status, first) end
-local command = sub(ARGV[3], 1, 1)
+local command = sub(ARGV[2], 1, 1)
 local makes = { P = true, R = true, F = true }
-open_meta(makes[command] and tonumber(ARGV[2]) or nil)
+open_meta(makes[command])
 local done, skipped, duplicates, tokens = 0, 0, {}, {}
-local CURSOR, more = ARGV[5], nil
+local CURSOR, more = ARGV[4], nil
 
 -- Goes through the live grants that were given before the command began, in steps: by token if they are
 -- few, else by (deadline, token), so that no step has to sort them all. `visit` says false if it has
 -- had enough. A cursor is [u64 deadline][8 grant][u64 last token]. Returns the next one, if there is more.
 local FEW, HEADS = 300, 200
-local function are_few()
-  if call('ZCARD', ENDS) > FEW then return false end
-  local count = 0
-  for _, entry in ipairs(call('ZRANGE', ENDS, 0, -1)) do
-    count = count + (#entry == ROUND and #call('HGET', HELD, entry) / NAME or 1)
-  end
-  return count <= FEW
-end
 local function walk(cursor, visit)
   local score, past, limit = read('<I8>I8<I8', cursor)
   if limit == 0 then limit = M[LAST] end
   local function told() return pack('<I8>I8<I8', score, past, limit) end
-  if score == 0 and (past > 0 or are_few()) then
+  if score == 0 and (past > 0 or call('ZCARD', ENDS) <= FEW) then
     for _, base in ipairs(all_bases()) do
       local g = base > past and base <= limit and held(pack('>I8', base))
       if g then
@@ -51,44 +42,30 @@ local function walk(cursor, visit)
   return more_left
 end
 
--- The first jobs in a state, in the order of their views: id, and for a job in a line without an
--- index its record.
+-- The first ready jobs, in the order of their views.
 local function ready(max)
   local jobs = {}
   for line = 0, 15 do
-    local key = line_key(line)
-    local from, wanted, recs, stale, leads = 0, max - #jobs, {}, 0, true
-    while wanted > 0 and M[IN_LINE + line] > 0 do
-      if M[INDEX] == 1 then
-        local stubs = call('LRANGE', key, from, from + 499)
-        if #stubs == 0 or #jobs >= max then break end
-        from = from + #stubs
-        local ids = {}
-        for n, stub in ipairs(stubs) do ids[n] = sub(stub, 9) end
-        local stand = call('HMGET', JOBS, unpack(ids))
-        for n, stub in ipairs(stubs) do
-          local valid = stand[n] and sub(stand[n], 1, 9) == 'r' .. sub(stub, 1, 8)
-          if valid and #jobs < max then jobs[#jobs + 1] = { id = ids[n] } end
-          if valid then leads = false elseif leads then stale = stale + 1 end
-        end
-      else
-        local seg = #recs < wanted and call('LPOP', key)
-        if not seg then break end
-        open_segment(#seg == START and seg .. call('LPOP', key) or seg, 1, recs)
+    local key, from, stale, leads = line_key(line), 0, 0, true
+    while #jobs < max and M[IN_LINE + line] > 0 do
+      local stubs = call('LRANGE', key, from, from + 499)
+      if #stubs == 0 then break end
+      from = from + #stubs
+      local ids = {}
+      for n, stub in ipairs(stubs) do ids[n] = sub(stub, 9) end
+      local stand = call('HMGET', JOBS, unpack(ids))
+      for n, stub in ipairs(stubs) do
+        local valid = stand[n] and sub(stand[n], 1, 9) == 'r' .. sub(stub, 1, 8)
+        if valid and #jobs < max then jobs[#jobs + 1] = { id = ids[n] } end
+        if valid then leads = false elseif leads then stale = stale + 1 end
       end
     end
     -- So that no step has to pass by what the ones before left behind.
     if stale > 0 then call('LPOP', key, stale) end
-    -- Each on its own again, so that it can be taken out of the line by its value.
-    for n = #recs, 1, -1 do call('LPUSH', key, segment({ recs[n] })) end
-    for n = 1, math.min(#recs, wanted) do
-      jobs[#jobs + 1] = { id = id_of(recs[n]), rec = recs[n], from = 1 }
-    end
   end
   if #jobs < max then
     for _, member in ipairs(call('ZRANGE', PARK, 0, max - #jobs - 1)) do
-      local id = sub(member, -16)
-      jobs[#jobs + 1] = { id = id, rec = sub(call('HGET', JOBS, id), 26), from = -1 }
+      jobs[#jobs + 1] = { id = sub(member, -16) }
     end
   end
   return jobs
@@ -124,14 +101,13 @@ end
 local function standing(job)
   if job.g then return 'l' end
   local stands = call('HGET', JOBS, job.id)
-  local state = stands and sub(stands, 1, 1) or 'r'
+  local state = sub(stands, 1, 1)
   if state == 'l' then
     job.g, job.at = held(sub(stands, 2, 9)), u8(stands, 10)
     if not job.g then state = 'c' end
   end
-  return state, stands or nil
+  return state, stands
 end
-local function take_out(job, stands) return take(job.id, stands, job.rec, job.from) end
 local is_settled = { c = true, d = true, x = true }
 
 local act = {}
@@ -143,7 +119,7 @@ function act.C(job)
     return true
   end
   if is_settled[state] then return false end
-  local rec = take_out(job, stands)
+  local rec = take(job.id, stands)
   local p = parse(rec)
   put_settled(rec, p, 'x', kept_until('x', p))
   return true
@@ -151,7 +127,7 @@ end
 function act.U(job)
   local state, stands = standing(job)
   if state == 'l' then return false end
-  local rec = take_out(job, stands)
+  local rec = take(job.id, stands)
   local p = parse(rec)
   free_unique(job.id, p)
   free_exclusive(job.id, p)
@@ -161,7 +137,7 @@ end
 function act.S(job, delay)
   local state, stands = standing(job)
   if state == 'l' or is_settled[state] then return false end
-  local rec = take_out(job, stands)
+  local rec = take(job.id, stands)
   local p = parse(rec)
   free_exclusive(job.id, p)
   rec = sub(rec, 1, 40) .. p8(now + delay) .. sub(rec, 49)
@@ -178,7 +154,7 @@ function act.D(job)
     duplicates[#duplicates + 1] = job.id .. holder
     return nil
   end
-  take_out(job, stands)
+  take(job.id, stands)
   join(sub(rec, 1, 8) .. rep('\0', 8) .. sub(rec, 17, 40) .. p8(now) .. sub(rec, 49), p)
   return true
 end
@@ -186,7 +162,7 @@ end
 local function revoke(g, at)
   local rec = record(g, at)
   tokens[#tokens + 1] = g.base + at
-  finish(g, at, rec, parse(rec), AS.revoked, note(g, at).cancel and 'x' or 'back', { reason = ARGV[4] })
+  finish(g, at, rec, parse(rec), AS.revoked, note(g, at).cancel and 'x' or 'back', { reason = ARGV[3] })
   done = done + 1
 end
 
@@ -195,9 +171,9 @@ if command == 'P' then
 elseif command == 'R' then
   M[PAUSED], done, bells, alarms = 0, 1, 1000000000, 1000000000
 elseif command == 'F' then
-  M[RELAXED], done = byte(ARGV[3], 2), 1
+  M[RELAXED], done = byte(ARGV[2], 2), 1
 elseif command == 'V' then
-  local by, who = sub(ARGV[3], 2, 2), sub(ARGV[3], 3)
+  local by, who = sub(ARGV[2], 2, 2), sub(ARGV[2], 3)
   if by == 'j' then
     local stands = call('HGET', JOBS, who)
     if stands and sub(stands, 1, 1) == 'l' then
@@ -214,8 +190,8 @@ elseif command == 'V' then
     end)
   end
 else
-  local delay, jobs = u8(ARGV[3], 2), nil
-  jobs, more = selected(sub(ARGV[3], 10))
+  local delay, jobs = u8(ARGV[2], 2), nil
+  jobs, more = selected(sub(ARGV[2], 10))
   for _, job in ipairs(jobs) do
     local acted = act[command](job, delay)
     if acted then done = done + 1 elseif acted == false then skipped = skipped + 1 end

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::RedisStore;
-use super::queue::{Partition, Queue};
+use super::queue::Partition;
 use super::session::Plan;
 use super::step::Steps;
 use super::wire::{In, Out, garbled};
 use crate::clock::micros;
-use crate::error::{Error, ErrorKind, Result, Verb};
+use crate::error::{Result, Verb};
 use crate::job::{JobId, JobState, QueueName};
 use crate::lease::FencingToken;
 use crate::store::{Command, ControlRequest, Controlled, LeaseSelect, Select};
@@ -89,7 +89,6 @@ impl RedisStore {
         partition: &Partition,
         max: usize,
     ) -> Result<(Controlled, Vec<FencingToken>)> {
-        let index: &[u8] = if partition.queue.index { b"1" } else { b"0" };
         let script = &self.scripts().control;
         let mut steps = Steps::new(self, partition.keys(), request.request, Verb::Control);
         let mut answer = Controlled::default();
@@ -104,7 +103,7 @@ impl RedisStore {
             };
             let command = packed(&request.command, chunk, left);
             let reason = request.reason.as_bytes();
-            let args: [&[u8]; 4] = [index, &command.0, reason, &cursor];
+            let args: [&[u8]; 3] = [&command.0, reason, &cursor];
             let mut body = steps.take(script, &args).await?;
             let acted = read_step(&mut body, &mut answer, &mut tokens)?;
             let more = body.u8()? == 1;
@@ -160,27 +159,17 @@ impl RedisStore {
         Ok(found.map(|(partition, _)| partition))
     }
 
-    /// Asks the queues that have an index for a job. Without one nobody can say that it is not
-    /// there.
+    /// Asks all partitions for a job.
     pub(super) async fn find(&self, id: JobId) -> Result<Option<(Partition, In)>> {
-        let queues = self.all_queues().await?;
-        let is_indexed = |queue: &Arc<Queue>| queue.index;
-        for queue in queues.iter().filter(|queue| is_indexed(queue)) {
-            for partition in queue.all(0) {
-                let script = &self.scripts().inspect;
-                let args: [&[u8]; 3] = [b"job", id.as_bytes(), b"1"];
-                let mut body = self.look(script, partition.keys(), &args).await?.body;
-                if !body.is_empty() && body.u32()? == 1 {
-                    return Ok(Some((partition, body)));
-                }
+        for partition in self.all_partitions().await? {
+            let script = &self.scripts().inspect;
+            let args: [&[u8]; 3] = [b"job", id.as_bytes(), b"1"];
+            let mut body = self.look(script, partition.keys(), &args).await?.body;
+            if !body.is_empty() && body.u32()? == 1 {
+                return Ok(Some((partition, body)));
             }
         }
-        if queues.iter().all(is_indexed) {
-            return Ok(None);
-        }
-        let why =
-            "a queue without an index cannot be asked for a job by id; make it with index=true";
-        Err(Error::new(ErrorKind::Unsupported, why).for_job(id))
+        Ok(None)
     }
 
     /// Puts a command on record, or corrects the record.

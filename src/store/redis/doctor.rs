@@ -8,7 +8,7 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, FromRedisValue, Value};
 
-use super::acl::{COMMANDS, TRANSACTION};
+use super::acl::COMMANDS;
 use super::dial::{Dialer, Wire};
 use super::url::{Address, Host, Servers};
 use crate::clock::{Clock as _, SystemClock, monotonic};
@@ -45,14 +45,13 @@ fn sample(name: &str, namespace: &Namespace) -> String {
     let channel = format!("{namespace}:bell:0");
     let words = name.replace('|', " ");
     match name {
-        "asking" | "cluster|slots" | "exec" | "multi" | "ping" | "readonly" | "role" | "time" => {
+        "asking" | "cluster|slots" | "ping" | "readonly" | "role" | "time" => {
             format!("{name} {words}")
         }
         "script|load" | "select" => format!("{name} {words} 1"),
         "publish" | "subscribe" => format!("{name} {words} {channel}"),
         "evalsha" => format!("{name} {words} 0 1 {key}"),
         "del" => format!("{name} {words} {key}"),
-        "renamenx" => format!("{name} {words} {key} {key}"),
         _ => format!("{name} {words} {key} 1 1"),
     }
 }
@@ -359,13 +358,6 @@ impl Patient {
             .await;
         match answer {
             Ok(missing) if missing.is_empty() => Finding::fine(CHECK, "all that are needed"),
-            Ok(missing) if missing.iter().all(|name| TRANSACTION.contains(&&**name)) => {
-                let found = format!("lacks {}", missing.join(", "));
-                let advice = "jobs by the hundred are enqueued by scripts, which costs the server half as \
-                              much again (a cluster always does it so); the guide has the rule for \
-                              ACL SETUSER";
-                Finding::note(CHECK, found, advice)
-            }
             Ok(missing) => {
                 let found = format!("lacks {}", missing.join(", "));
                 let advice = format!(

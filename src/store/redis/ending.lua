@@ -78,7 +78,9 @@ do
   -- Ends one lease as its holder says: kind 0 complete, 1 retry, 2 surrender, 3 bury.
   local function settle_one(g, at, kind, say, front)
     local rec = record(g, at)
-    local p, cancel = parse(rec), note(g, at).cancel
+    -- A job without keys and retention that completes leaves nothing behind, and need not be read.
+    local lasts = kind > 0 or has((read('<I2', rec, 7)), UNIQUE + EXCLUSIVE + RETENTION)
+    local p, cancel = lasts and parse(rec) or {}, note(g, at).cancel
     local again = M[RELAXED] == 1 and 'free' or 'wait'
     if kind == 0 then
       finish(g, at, rec, p, AS.completed, 'c', { result = say.result }, front)
@@ -103,71 +105,30 @@ do
     end
   end
 
-  -- Completes neighbouring leases at once, if none of them leaves anything behind.
-  local function complete_run(g, from, n, ids)
-    if g.noted == 1 or from + n > g.count then return false end
-    if ended(g) ~= '' and sub(g.ended, from + 1, from + n) ~= rep('0', n) then return false end
-    if has(g.flags, LASTING) or sub(roll(g), 16 * from + 1, 16 * (from + n)) ~= ids then return false end
-    end_leases(g, from, n)
-    add(ENDED + AS.completed, n)
-    if M[INDEX] == 1 then
-      local gone = {}
-      for at = 1, 16 * n, 16 do gone[#gone + 1] = sub(ids, at, at + 15) end
-      many('HDEL', JOBS, gone)
-    end
-    return true
-  end
-
   -- Applies settlements in order, and returns a verdict for each: a byte with held 1, late 2,
   -- cancel 4; zero is fenced.
   function settle_all(data)
     local verdicts, front, at = {}, {}, 1
     while at <= #data do
-      local gid, nonce, op, from, n
-      gid, nonce, op, from, n, at = read('<c8c16I1I2I2', data, at)
-      if op == 0 then
-        local ids = sub(data, at, at + 16 * n - 1)
-        at = at + 16 * n
-        local g = held(gid)
-        local late = g and g.deadline <= now
-        if g and g.nonce == nonce and complete_run(g, from, n, ids) then
-          if late then add(LATE, n) end
-          verdicts[#verdicts + 1] = rep(late and '\3' or '\1', n)
-        else
-          for m = 0, n - 1 do
-            g = current(gid, nonce, from + m, sub(ids, 16 * m + 1, 16 * m + 16))
-            if g then
-              local cancel = note(g, from + m).cancel
-              verdicts[#verdicts + 1] = char(1 + (late and 2 or 0) + (cancel and 4 or 0))
-              if late then add(LATE, 1) end
-              settle_one(g, from + m, 0, {}, front)
-            else
-              verdicts[#verdicts + 1] = '\0'
-              add(FENCED, 1)
-            end
-          end
-        end
+      local gid, nonce, lease, id, kind, delay, mark, result, reason
+      gid, nonce, lease, id, kind, delay, mark, result, at = read('<c8c16I2c16I1I8I8I4', data, at)
+      local say = { delay = delay, mark = mark > 0 and mark or nil }
+      if result > 0 then
+        say.result = sub(data, at, at + result - 1)
+        at = at + result
+      end
+      reason, at = read('<I4', data, at)
+      say.reason = sub(data, at, at + reason - 1)
+      at = at + reason
+      local g = current(gid, nonce, lease, id)
+      if g then
+        local late, cancel = g.deadline <= now, note(g, lease).cancel
+        verdicts[#verdicts + 1] = char(1 + (late and 2 or 0) + (cancel and 4 or 0))
+        if late then add(LATE, 1) end
+        settle_one(g, lease, kind, say, front)
       else
-        local id, kind, delay, mark, result, reason
-        id, kind, delay, mark, result, at = read('<c16I1I8I8I4', data, at)
-        local say = { delay = delay, mark = mark > 0 and mark or nil }
-        if result > 0 then
-          say.result = sub(data, at, at + result - 1)
-          at = at + result
-        end
-        reason, at = read('<I4', data, at)
-        say.reason = sub(data, at, at + reason - 1)
-        at = at + reason
-        local g = current(gid, nonce, from, id)
-        if g then
-          local late, cancel = g.deadline <= now, note(g, from).cancel
-          verdicts[#verdicts + 1] = char(1 + (late and 2 or 0) + (cancel and 4 or 0))
-          if late then add(LATE, 1) end
-          settle_one(g, from, kind, say, front)
-        else
-          verdicts[#verdicts + 1] = '\0'
-          add(FENCED, 1)
-        end
+        verdicts[#verdicts + 1] = '\0'
+        add(FENCED, 1)
       end
     end
     if #front > 0 then put_front(front) end

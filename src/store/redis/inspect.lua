@@ -30,38 +30,35 @@ local function page(rows, next)
   return reply(DONE, pack('<I4', #rows) .. concat(rows) .. text(next or ''))
 end
 
+-- What JOBS says of a job, if it is still where its line has it.
+local function in_line(stub)
+  local stands = call('HGET', JOBS, sub(stub, 9))
+  return stands and sub(stands, 1, 9) == 'r' .. sub(stub, 1, 8) and stands
+end
+
 local ask = {}
 -- The counters, and how long the first of the lines has been due.
 function ask.queue()
   local oldest
   for line = 0, 15 do
     if M[IN_LINE + line] > 0 then
-      local run_at
-      if M[INDEX] == 0 then
-        local recs, parts = {}, call('LRANGE', line_key(line), 0, 1)
-        if parts[1] then
-          open_segment(concat(parts), 1, recs)
-          run_at = u8(recs[1], 41)
-        end
-      else
-        local from = 0
-        while not run_at do
-          local stubs = call('LRANGE', line_key(line), from, from + 99)
-          if #stubs == 0 then break end
-          from = from + #stubs
-          for _, stub in ipairs(stubs) do
-            local stands = call('HGET', JOBS, sub(stub, 9))
-            if stands and sub(stands, 1, 9) == 'r' .. sub(stub, 1, 8) then
-              run_at = u8(stands, 66)
-              break
-            end
+      local run_at, from = nil, 0
+      while not run_at do
+        local stubs = call('LRANGE', line_key(line), from, from + 99)
+        if #stubs == 0 then break end
+        from = from + #stubs
+        for _, stub in ipairs(stubs) do
+          local stands = in_line(stub)
+          if stands then
+            run_at = u8(stands, 66)
+            break
           end
         end
       end
       if run_at and (not oldest or run_at < oldest) then oldest = run_at end
     end
   end
-  return reply(DONE, pack(FIELDS, unpack(M, 1, 46)) .. (oldest and '\1' or '\0') .. p8(oldest or 0))
+  return reply(DONE, pack(FIELDS, unpack(M, 1, COUNTERS)) .. (oldest and '\1' or '\0') .. p8(oldest or 0))
 end
 function ask.hints()
   local due = call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2]
@@ -118,40 +115,26 @@ function ask.l(after, max)
 end
 -- Ready: line by line, then the parked.
 function ask.r(after, max)
-  local line, element, within = string.match(after, '^(%d+):(%d+):(%d+)$')
+  local line, element = string.match(after, '^(%d+):(%d+)$')
   local rows = {}
-  line, element, within = tonumber(line) or 0, tonumber(element) or 0, tonumber(within) or 0
+  line, element = tonumber(line) or 0, tonumber(element) or 0
   while line < 16 do
-    local batch = M[IN_LINE + line] > 0 and call('LRANGE', line_key(line), element, element + 99) or {}
-    local n, taken = 1, #batch
-    while n <= taken do
-      local recs, item, place = {}, batch[n], element + n - 1
-      if M[INDEX] == 0 then
-        if #item == START then
-          n = n + 1
-          item = item .. (batch[n] or call('LINDEX', line_key(line), element + n - 1))
-        end
-        open_segment(item, 1, recs)
-      else
-        local stands = call('HGET', JOBS, sub(item, 9))
-        if stands and sub(stands, 1, 9) == 'r' .. sub(item, 1, 8) then recs[1] = sub(stands, 26) end
+    local stubs = M[IN_LINE + line] > 0 and call('LRANGE', line_key(line), element, element + 99) or {}
+    for n, stub in ipairs(stubs) do
+      local stands = in_line(stub)
+      if stands then
+        if #rows == max then return page(rows, string.format('%d:%d', line, element + n - 1)) end
+        rows[#rows + 1] = row(stands)
       end
-      for m = within + 1, #recs do
-        if #rows == max then
-          return page(rows, string.format('%d:%d:%d', line, place, m - 1))
-        end
-        rows[#rows + 1] = 'r' .. p8(0) .. text(recs[m]) .. '\0'
-      end
-      within, n = 0, n + 1
     end
-    if taken < 100 then line, element = line + 1, 0 else element = element + n - 1 end
+    if #stubs < 100 then line, element = line + 1, 0 else element = element + 100 end
   end
   if #rows == max then
-    return page(rows, call('ZCARD', PARK) > element and string.format('16:%d:0', element))
+    return page(rows, call('ZCARD', PARK) > element and string.format('16:%d', element))
   end
   local parked, next = ranked(PARK, element, max - #rows)
   for _, parked_row in ipairs(parked) do rows[#rows + 1] = parked_row end
-  return page(rows, next and string.format('16:%d:0', next))
+  return page(rows, next and string.format('16:%d', next))
 end
 -- Live leases by (deadline, token), of an owner, of a task.
 function ask.leases(after, max)

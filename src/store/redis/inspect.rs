@@ -303,11 +303,11 @@ fn leases_cursor(cursor: &str) -> Result<(u64, u64, usize)> {
 }
 
 pub(super) fn add_partition(view: &mut QueueView, body: &mut In, now: Timestamp) -> Result<()> {
-    let mut fields = [0; 46];
+    let mut fields = [0; 45];
     for field in &mut fields {
         *field = body.u64()?;
     }
-    let [_, _, paused, relaxed, _, _, _, counts @ ..] = &fields;
+    let [_, paused, relaxed, _, _, _, counts @ ..] = &fields;
     view.paused |= *paused == 1;
     view.relaxed |= *relaxed == 1;
     let [

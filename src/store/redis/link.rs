@@ -7,15 +7,14 @@
 //! know the script: the caller has the request id, and knows whether a repeat is worth it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
 use redis::cluster_routing::{
     MultipleNodeRoutingInfo, ResponsePolicy, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr,
 };
-use redis::{Cmd, Pipeline, RedisError, RedisResult, ServerError, ServerErrorKind, Value};
+use redis::{Cmd, RedisError, RedisResult, ServerErrorKind, Value};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 
@@ -80,16 +79,12 @@ struct Shared {
     attempts: AtomicU64,
     /// Attempts and connections that failed since the last answer.
     failures: AtomicU32,
-    /// The server begins transactions, and ends none.
-    endless: AtomicBool,
 }
 
 #[derive(Clone)]
 struct Open {
     number: u64,
     wire: Wire,
-    /// It takes no transactions.
-    singly: Arc<AtomicBool>,
 }
 
 impl fmt::Debug for Link {
@@ -137,7 +132,6 @@ impl Link {
             door: Mutex::new(None),
             attempts: AtomicU64::new(0),
             failures: AtomicU32::new(0),
-            endless: AtomicBool::new(false),
         };
         Ok(Self {
             shared: Arc::new(shared),
@@ -221,78 +215,9 @@ impl Link {
                 connection.route_command(command, node).await
             }
         };
-        let answer = answer.and_then(Value::extract_error).and_then(unqueued);
+        let answer = answer.and_then(Value::extract_error);
         self.note_answer(&open, answer.as_ref().err());
         Ok(answer)
-    }
-
-    /// Whether a transaction is worth an attempt.
-    pub(crate) fn takes_transactions(&self) -> bool {
-        let refused = |open: Open| open.singly.load(Ordering::Relaxed);
-        !self.is_cluster()
-            && !self.shared.endless.load(Ordering::Relaxed)
-            && !self.shared.current().is_some_and(refused)
-    }
-
-    /// Runs commands in one transaction, the first of them a call of a script. Their answers; of those
-    /// behind the first also errors. Nothing, and nothing done, where the server does not take it: who lacks
-    /// a right, or asks a cluster, has to do without.
-    ///
-    /// A server that refuses to *begin* a transaction runs each command by itself: a script whose user lacks that
-    /// right has to do nothing.
-    ///
-    /// # Errors
-    /// As for [`call`](Self::call), of the script.
-    pub(crate) async fn transact(
-        &self,
-        script: &Script,
-        commands: Vec<Cmd>,
-    ) -> Result<Option<Vec<Value>>> {
-        let transaction = in_transaction(commands);
-        for _ in 0..=LOADS {
-            let open = self.connected().await?;
-            let Wire::One(connection) = &open.wire else {
-                return Ok(None);
-            };
-            let answers = match self.send_all(&open, connection, &transaction).await {
-                Ok(answers) => answers,
-                Err(error) if is_refusal(&error) => return Ok(None),
-                Err(error) => return Err(self.named(&error)),
-            };
-            let Some(Value::ServerError(error)) = answers.first() else {
-                return Ok(Some(answers));
-            };
-            let error = RedisError::from(error.clone());
-            if !is_unknown_script(&error) {
-                return Err(self.named(&error));
-            }
-            self.load(script, &[], false).await?;
-        }
-        Ok(None)
-    }
-
-    /// Sends a transaction, and returns its answers, or why the server did not take it.
-    async fn send_all(
-        &self,
-        open: &Open,
-        connection: &MultiplexedConnection,
-        transaction: &Pipeline,
-    ) -> RedisResult<Vec<Value>> {
-        let mut connection = connection.clone();
-        let replies = connection.send_packed_commands(transaction, 0, transaction.len());
-        let replies = replies.await;
-        if replies.as_deref().is_ok_and(is_left_open) {
-            // All that would come behind on this connection would belong to it.
-            self.shared.endless.store(true, Ordering::Relaxed);
-            self.shared.forget(open.number);
-        }
-        let answers = replies.and_then(answers_of);
-        let error = answers.as_ref().err();
-        self.note_answer(open, error);
-        if error.is_some_and(is_lasting) {
-            open.singly.store(true, Ordering::Relaxed);
-        }
-        answers
     }
 
     /// Notes what an answer says of its connection.
@@ -344,11 +269,7 @@ impl Link {
         let number = shared.attempts.fetch_add(1, Ordering::AcqRel) + 1;
         match dialled {
             Ok(wire) => {
-                let open = Open {
-                    number,
-                    wire,
-                    singly: Arc::default(),
-                };
+                let open = Open { number, wire };
                 *trouble = None;
                 *shared.slot() = Some(open.clone());
                 Ok(open)
@@ -390,65 +311,6 @@ impl Shared {
             Err(_) => self.dialer.dial().await,
         }
     }
-}
-
-fn in_transaction(commands: Vec<Cmd>) -> Pipeline {
-    let mut transaction = Pipeline::with_capacity(commands.len() + 2);
-    transaction.cmd("MULTI");
-    for command in commands {
-        transaction.add_command(command);
-    }
-    transaction.cmd("EXEC");
-    transaction
-}
-
-/// The answers of a transaction, out of the replies to all that belongs to it; or the first refusal.
-fn answers_of(mut replies: Vec<Value>) -> RedisResult<Vec<Value>> {
-    let last = replies.pop();
-    for reply in replies {
-        reply.extract_error()?;
-    }
-    match last {
-        Some(Value::Array(answers)) => Ok(answers),
-        Some(Value::ServerError(error)) => Err(error.into()),
-        _ => Err((redis::ErrorKind::Parse, "a transaction without answers").into()),
-    }
-}
-
-/// Whether a transaction was begun and not ended, neither well nor ill.
-fn is_left_open(replies: &[Value]) -> bool {
-    let begun = matches!(replies.first(), Some(Value::Okay));
-    let unended = |error: &ServerError| error.kind() != Some(ServerErrorKind::ExecAbort);
-    begun && matches!(replies.last(), Some(Value::ServerError(error)) if unended(error))
-}
-
-/// An answer, if it is one: a call that came behind a transaction without an end was not run.
-fn unqueued(answer: Value) -> RedisResult<Value> {
-    match answer {
-        Value::SimpleString(text) if text == "QUEUED" => {
-            let io = std::io::Error::from(std::io::ErrorKind::ConnectionAborted);
-            Err(io.into())
-        }
-        answer => Ok(answer),
-    }
-}
-
-/// Whether the server answered, and did nothing.
-fn is_refusal(error: &RedisError) -> bool {
-    use redis::ErrorKind::{Extension, Server};
-    matches!(error.kind(), Server(_) | Extension)
-}
-
-/// Whether another attempt on the same connection will be refused as well.
-fn is_lasting(error: &RedisError) -> bool {
-    if error.kind() == redis::ErrorKind::Server(ServerErrorKind::ExecAbort) {
-        // Refused at its end, for a reason that the server quotes.
-        return error.detail().is_some_and(|why| why.contains("NOPERM"));
-    }
-    matches!(
-        explain(error).kind(),
-        ErrorKind::Denied | ErrorKind::Unexpected
-    )
 }
 
 fn is_unknown_script(error: &RedisError) -> bool {

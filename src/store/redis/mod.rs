@@ -1,10 +1,9 @@
 //! Many machines: the store on Redis or Valkey, 7.0 or later.
 //!
 //! Every verb is one script per queue partition, and the scripts are the store: what they do is
-//! atomic, what is here packs their arguments and reads their answers. (Jobs by the hundred go past
-//! the script, in one transaction with it: see [`bulk`].) Jobs lie in lists, many to an
-//! element; a claim moves them into one blob with one deadline, and a settlement of plain jobs drops
-//! the blob unread. [`keys`] names everything that is stored.
+//! atomic, what is here packs their arguments and reads their answers. Every job lies under its id;
+//! lines of ready jobs and grants of leased ones name it by that. A grant has one deadline for all of
+//! its leases. [`keys`] names everything that is stored.
 //!
 //! The time is the server's. A partition of a queue is an issuer of tokens of its own; a handle
 //! shows each issuer the largest token it has seen, so that the tokens of one process grow across
@@ -31,7 +30,7 @@ use crate::job::{Namespace, QueueName};
 use crate::lease::Verdict;
 use keys::Keys;
 use link::{Link, Script};
-use queue::{Partition, Queues};
+use queue::Queues;
 use script::{BY_HAND, SERVERS, Scripts};
 use session::Sessions;
 use wait::Bells;
@@ -42,7 +41,6 @@ pub(crate) mod answers;
 #[cfg(feature = "doctor")]
 #[allow(missing_debug_implementations, reason = "hidden: for the command")]
 pub(crate) mod bare;
-mod bulk;
 mod checkpoint;
 mod claim;
 mod complete;
@@ -80,8 +78,6 @@ pub struct RedisOptions {
     url: String,
     namespace: Namespace,
     partitions: Option<u16>,
-    index: Option<bool>,
-    bulk: usize,
     clock: Option<Arc<dyn Clock>>,
 }
 
@@ -89,17 +85,12 @@ impl RedisOptions {
     /// Partitions of a queue at most: a claim that finds nothing visits all of them.
     pub const MAX_PARTITIONS: u16 = 64;
 
-    /// Bytes of an enqueue that goes in bulk, if nothing else is said.
-    pub const BULK_BYTES: usize = 4_000;
-
     /// The server of a URL.
     pub fn new(url: impl Into<String>) -> Self {
         Self {
             url: url.into(),
             namespace: Namespace::default(),
             partitions: None,
-            index: None,
-            bulk: Self::BULK_BYTES,
             clock: None,
         }
     }
@@ -116,26 +107,6 @@ impl RedisOptions {
     #[must_use]
     pub fn partitions(mut self, partitions: u16) -> Self {
         self.partitions = Some(partitions);
-        self
-    }
-
-    /// Whether the queues made by this handle can be asked for single jobs by id: to look at, to
-    /// cancel, to revoke. Fixed when a queue is made; if not given, no, or whatever the queue was
-    /// made with. It makes each job several times as dear for the server, and keeps a second
-    /// mention of it in memory.
-    #[must_use]
-    pub fn index(mut self, index: bool) -> Self {
-        self.index = Some(index);
-        self
-    }
-
-    /// From how many bytes on the jobs of a call, those of each partition by themselves, are enqueued in bulk: in a
-    /// transaction, which takes the server two thirds of the time that a script takes. `usize::MAX` is never. Jobs
-    /// with keys or delays, of several priorities or in a queue with an index go by scripts, whatever their size, and
-    /// so do all on a cluster and of a user who may run no transactions.
-    #[must_use]
-    pub fn bulk(mut self, bytes: usize) -> Self {
-        self.bulk = bytes;
         self
     }
 
@@ -157,8 +128,6 @@ impl fmt::Debug for RedisOptions {
         f.debug_struct("RedisOptions")
             .field("namespace", &self.namespace)
             .field("partitions", &self.partitions)
-            .field("index", &self.index)
-            .field("bulk", &self.bulk)
             .finish_non_exhaustive()
     }
 }
@@ -217,24 +186,14 @@ impl RedisStore {
 
     /// Runs a script. The last argument shows a test's clock to those that go by hand.
     async fn call(&self, script: &Script, keys: &[&[u8]], args: &[&[u8]]) -> Result<Reply> {
-        Reply::read(self.answer(script, keys, args).await?)
-    }
-
-    async fn answer(&self, script: &Script, keys: &[&[u8]], args: &[&[u8]]) -> Result<Vec<u8>> {
-        let shown = self.shown();
+        let clock = self.shared.options.clock.as_ref();
+        let shown = clock.map(|clock| clock.now().as_micros().to_string());
         let mut args = args.to_vec();
         args.extend(shown.as_ref().map(String::as_bytes));
         match self.link.call(script, keys, &args).await? {
-            Value::BulkString(answer) => Ok(answer),
-            Value::Array(parts) => joined(&parts),
+            Value::BulkString(answer) => Reply::read(answer),
             _ => Err(garbled()),
         }
-    }
-
-    /// What a test's clock shows, for scripts that go by hand.
-    fn shown(&self) -> Option<String> {
-        let hand = self.shared.options.clock.as_ref();
-        hand.map(|clock| clock.now().as_micros().to_string())
     }
 
     /// Runs a script that changes nothing that must not be changed twice.
@@ -278,44 +237,6 @@ impl RedisStore {
         let sessions = &self.shared.sessions;
         sessions.heard(request, keys.tag(), step, reply.now);
         Ok(reply)
-    }
-
-    /// Tries the plain script of a verb. Nothing, and nothing done, if the call is not plain.
-    async fn request_plainly(
-        &self,
-        script: &Script,
-        partition: &Partition,
-        request: RequestId,
-        verb: Verb,
-        args: &[&[u8]],
-    ) -> Result<Option<Reply>> {
-        let keys = partition.keys();
-        let session = keys.session(request.session);
-        let name = self.sending(keys, &session, request, verb, 0).await?;
-        let mut few = keys.plain(verb);
-        few.insert(1, &session);
-        let mut with: Vec<&[u8]> = vec![&name];
-        with.extend_from_slice(args);
-        let answer = self.answer(script, &few, &with).await?;
-        self.read_plainly(partition, request, verb, answer)
-    }
-
-    /// Reads what a plain script said.
-    fn read_plainly(
-        &self,
-        partition: &Partition,
-        request: RequestId,
-        verb: Verb,
-        answer: Vec<u8>,
-    ) -> Result<Option<Reply>> {
-        if answer == NOT_PLAIN {
-            partition.queue.was_not_plain(verb);
-            return Ok(None);
-        }
-        let reply = Reply::read(answer)?;
-        let (sessions, tag) = (&self.shared.sessions, partition.keys().tag());
-        sessions.heard(request, tag, 0, reply.now);
-        Ok(Some(reply))
     }
 
     /// The request as the scripts read it; the partition remembers its session from here on.
@@ -366,9 +287,6 @@ struct Reply {
     body: In,
 }
 
-/// What a plain script says of a call that is not.
-const NOT_PLAIN: &[u8] = &[255];
-
 const LOST: u8 = 1;
 const OVERTAKEN: u8 = 2;
 const MIXED_UP: u8 = 3;
@@ -385,17 +303,6 @@ fn refusal(status: u8) -> Result<()> {
         AHEAD => Err(crate::rules::issue::tokens_ahead()),
         _ => Err(garbled()),
     }
-}
-
-fn joined(parts: &[Value]) -> Result<Vec<u8>> {
-    let mut answer = Vec::new();
-    for part in parts {
-        match part {
-            Value::BulkString(part) => answer.extend_from_slice(part),
-            _ => return Err(garbled()),
-        }
-    }
-    Ok(answer)
 }
 
 impl Reply {

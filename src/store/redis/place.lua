@@ -1,5 +1,5 @@
 -- place: where jobs are put, and how they are taken out again. What stands in JOBS is
--- [state][seq][settled at][kept until][record].
+-- [state][seq][settled at][kept until][record]; of a leased job, [l][grant][place][0][record].
 local function is_suspect(rec) return u4(rec, 13) >= 2 end
 local function line_of(rec) return byte(rec, 6) * 2 + (is_suspect(rec) and 0 or 1) end
 local function line_key(line) return KEYS[FIRST_LINE + line] end
@@ -7,43 +7,21 @@ local function entry(state, seq, rec, at, keep)
   return state .. seq .. p8(at or 0) .. p8(keep or 0) .. rec
 end
 
+-- Puts a job at an end of its line, which has of it [seq][id]. A job that is taken out elsewhere
+-- leaves that behind: it is stale once JOBS has another state or number.
 local function put(rec, command)
-  local line = line_of(rec)
-  local element
-  if M[INDEX] == 1 then
-    local seq = next_seq()
-    call('HSET', JOBS, id_of(rec), entry('r', seq, rec))
-    element = seq .. id_of(rec)
-  else
-    element = segment({ rec })
-  end
-  call(command, line_key(line), element)
+  local line, id, seq = line_of(rec), id_of(rec), next_seq()
+  call('HSET', JOBS, id, entry('r', seq, rec))
+  call(command, line_key(line), seq .. id)
   add(IN_LINE + line, 1)
   add(N_READY, 1)
   if line % 2 == 0 then alarms = alarms + 1 else bells = bells + 1 end
 end
 local function put_back(rec) put(rec, 'RPUSH') end
--- Puts jobs ahead of everything in their lines, in token order; without an index, some to a segment.
+-- Puts jobs ahead of everything in their lines, in token order.
 local function put_front(jobs)
   table.sort(jobs, function(a, b) return a.token < b.token end)
-  if M[INDEX] == 1 then
-    for at = #jobs, 1, -1 do put(jobs[at].rec, 'LPUSH') end
-    return
-  end
-  local lines, some = {}, 20
-  for _, job in ipairs(jobs) do
-    local line = line_of(job.rec)
-    lines[line] = lines[line] or {}
-    table.insert(lines[line], job.rec)
-  end
-  for line, recs in pairs(lines) do
-    for from = #recs - (#recs - 1) % some, 1, -some do
-      call('LPUSH', line_key(line), segment({ unpack(recs, from, math.min(from + some - 1, #recs)) }))
-    end
-    add(IN_LINE + line, #recs)
-    add(N_READY, #recs)
-    if line % 2 == 0 then alarms = alarms + #recs else bells = bells + #recs end
-  end
+  for at = #jobs, 1, -1 do put(jobs[at].rec, 'LPUSH') end
 end
 
 -- The parked of a key lie together, and those of no other key between them.
@@ -51,14 +29,6 @@ local function line_of_key(key) return string.gsub(key, '%z', '\0\255') .. '\0\0
 local function first_parked(key)
   local prefix = line_of_key(key)
   return call('ZRANGE', PARK, '[' .. prefix, '(' .. sub(prefix, 1, -2) .. '\1', 'BYLEX', 'LIMIT', 0, 1)[1]
-end
-
-local take
--- An index tells whether an id is new. Without one, two jobs may have the same, and the later one stands:
--- what is known of the earlier would be found twice, and then no more.
-local function displace(id)
-  local before = M[INDEX] == 0 and call('HGET', JOBS, id)
-  if before then take(id, before) end
 end
 
 -- A job falls due: it goes to the back of its line, or behind the others of its exclusive key.
@@ -69,7 +39,6 @@ local function join(rec, p)
     if not head then
       call('HSET', EXCL, p.exclusive, id)
     elseif head ~= id then
-      displace(id)
       local seq = next_seq()
       call('ZADD', PARK, 0, line_of_key(p.exclusive) .. seq .. id)
       call('HSET', JOBS, id, entry('p', seq, rec))
@@ -82,7 +51,6 @@ local function join(rec, p)
 end
 
 local function put_scheduled(rec)
-  displace(id_of(rec))
   local run_at, seq = u8(rec, 41), next_seq()
   local first = call('ZRANGE', DUE, 0, 0, 'WITHSCORES')
   if not first[2] or run_at < tonumber(first[2]) then bells = bells + 1 end
@@ -141,10 +109,9 @@ local function put_settled(rec, p, state, keep)
   free_unique(id, p)
   free_exclusive(id, p)
   if not keep then
-    if M[INDEX] == 1 then forget(id) end
+    forget(id)
     return
   end
-  displace(id)
   local seq = next_seq()
   call('ZADD', SETTLED[state], now, seq .. id)
   call('HSET', JOBS, id, entry(state, seq, rec, now, keep))
@@ -152,20 +119,15 @@ local function put_settled(rec, p, state, keep)
   add(N_SETTLED[state], 1)
 end
 
--- Takes a job out of where it is; its keys stay as they are. `stands` is what JOBS says of it; for
--- a job in a line without an index, nothing, and `rec` is known; `from` is the end it is nearer to.
-function take(id, stands, rec, from)
-  local state, seq = 'r', nil
-  if stands then
-    state, seq, rec = sub(stands, 1, 1), sub(stands, 2, 9), sub(stands, 26)
-    forget(id)
-  end
+-- Takes a job out of where it is; its keys stay as they are. `stands` is what JOBS says of it.
+local function take(id, stands)
+  local state, seq, rec = sub(stands, 1, 1), sub(stands, 2, 9), sub(stands, 26)
+  forget(id)
   if state == 'r' then
     local line = line_of(rec)
-    if not stands then call('LREM', line_key(line), from, segment({ rec })) end
     add(N_READY, -1)
     add(IN_LINE + line, -1)
-    -- What an index leaves in an empty line is stale.
+    -- All that is left in an empty line is stale.
     if M[IN_LINE + line] == 0 then call('DEL', line_key(line)) end
   elseif state == 'p' then
     call('ZREM', PARK, line_of_key(parse(rec).exclusive) .. seq .. id)

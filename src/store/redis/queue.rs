@@ -1,13 +1,12 @@
 //! Queues and their partitions: which there are, and which job goes where.
 //!
-//! A queue is made by its first enqueue or command. Its number of partitions, and whether it keeps
-//! an index by id, are fixed then. A job goes to the partition that its exclusive key names by its
-//! hash; without one, its unique key; without that, its id. So both kinds of key stay in one
-//! partition each as long as a job does not carry two that disagree: then the exclusive key wins,
-//! and the unique key holds among the jobs of that partition.
+//! A queue is made by its first enqueue or command. Its number of partitions is fixed then. A job
+//! goes to the partition that its exclusive key names by its hash; without one, its unique key;
+//! without that, its id. So both kinds of key stay in one partition each as long as a job does not
+//! carry two that disagree: then the exclusive key wins, and the unique key holds among the jobs of
+//! that partition.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use redis::Value;
@@ -15,22 +14,15 @@ use redis::Value;
 use super::RedisStore;
 use super::keys::Keys;
 use super::wire::garbled;
-use crate::error::{Error, ErrorKind, Result, Verb};
+use crate::error::{Error, ErrorKind, Result};
 use crate::job::{JobId, Namespace, NewJob, QueueName};
 
 /// A queue, as it was made.
 #[derive(Debug)]
 pub(super) struct Queue {
     pub(super) name: QueueName,
-    pub(super) index: bool,
     pub(super) partitions: Vec<Keys>,
-    /// Calls of enqueue, claim and settle that do without a plain attempt from now on.
-    detours: [AtomicU32; 3],
 }
-
-/// After an attempt that was not plain, so many calls do without: those that follow are often like
-/// it, and an attempt is a round trip.
-const DETOUR: u32 = 8;
 
 /// One partition of a queue.
 #[derive(Clone, Debug)]
@@ -46,47 +38,12 @@ impl Partition {
 }
 
 impl Queue {
-    pub(super) fn new(
-        namespace: &Namespace,
-        name: &QueueName,
-        partitions: u16,
-        index: bool,
-    ) -> Arc<Self> {
+    pub(super) fn new(namespace: &Namespace, name: &QueueName, partitions: u16) -> Arc<Self> {
         let keys = (0..partitions).map(|number| Keys::of(namespace, name, number));
         Arc::new(Self {
             name: name.clone(),
-            index,
             partitions: keys.collect(),
-            detours: Default::default(),
         })
-    }
-
-    fn detour(&self, verb: Verb) -> &AtomicU32 {
-        &self.detours[match verb {
-            Verb::Enqueue => 0,
-            Verb::Claim => 1,
-            _ => 2,
-        }]
-    }
-
-    /// Whether a call may turn out to be plain.
-    pub(super) fn tries_plain(&self, verb: Verb) -> bool {
-        let less = |left: u32| left.checked_sub(1);
-        let relaxed = Ordering::Relaxed;
-        !self.index
-            && self
-                .detour(verb)
-                .fetch_update(relaxed, relaxed, less)
-                .is_err()
-    }
-
-    pub(super) fn was_not_plain(&self, verb: Verb) {
-        self.detour(verb).store(DETOUR, Ordering::Relaxed);
-    }
-
-    /// Those that follow are not like it.
-    pub(super) fn may_be_plain(&self, verb: Verb) {
-        self.detour(verb).store(0, Ordering::Relaxed);
     }
 
     pub(super) fn partition(self: &Arc<Self>, number: u16) -> Option<Partition> {
@@ -148,9 +105,15 @@ impl RedisStore {
             return Ok(queue);
         }
         let text = std::str::from_utf8(made).map_err(|_| garbled())?;
-        let (partitions, index) = text.split_once(':').ok_or_else(garbled)?;
-        let partitions: u16 = partitions.parse().map_err(|_| garbled())?;
-        let index = index == "1";
+        // Earlier layouts had a second number behind a colon.
+        if text.contains(':') {
+            let why = format!(
+                "queue {name} has the layout of an earlier version, which this one cannot read; \
+                 use another namespace, or delete its keys"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, why));
+        }
+        let partitions: u16 = text.parse().map_err(|_| garbled())?;
         if partitions == 0 {
             return Err(garbled());
         }
@@ -159,11 +122,7 @@ impl RedisStore {
             let limit = format!("{partitions}, as queue {name} was made");
             return Err(Error::invalid("partitions", wanted, limit));
         }
-        if let Some(wanted) = options.index.filter(|wanted| *wanted != index) {
-            let limit = format!("{index}, as queue {name} was made");
-            return Err(Error::invalid("index", wanted, limit));
-        }
-        let queue = Queue::new(&options.namespace, name, partitions, index);
+        let queue = Queue::new(&options.namespace, name, partitions);
         let known = self.shared.queues.known.write();
         let mut known = known.unwrap_or_else(PoisonError::into_inner);
         known.insert(name.clone(), Arc::clone(&queue));
@@ -202,20 +161,14 @@ impl RedisStore {
     /// The queue as this handle would make it.
     pub(super) fn default_queue(&self, name: &QueueName) -> Arc<Queue> {
         let options = &self.shared.options;
-        Queue::new(
-            &options.namespace,
-            name,
-            options.partitions.unwrap_or(1),
-            options.index.unwrap_or(false),
-        )
+        Queue::new(&options.namespace, name, options.partitions.unwrap_or(1))
     }
 
     /// Puts a queue on the list, unless it is there.
     pub(super) async fn write_queue(&self, name: &QueueName, queue: &Queue) -> Result<()> {
         let key = self.shared.home.named("queues");
-        let made = format!("{}:{}", queue.partitions.len(), u8::from(queue.index));
         let mut set = redis::cmd("HSETNX");
-        set.arg(&key).arg(name.as_str()).arg(made);
+        set.arg(&key).arg(name.as_str()).arg(queue.partitions.len());
         self.link.run(&key, set).await.map(drop)
     }
 

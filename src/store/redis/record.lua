@@ -1,5 +1,4 @@
--- record: reading and changing job records and segments. `store/record.rs` has the layout of a
--- record, `words.lua` that of a segment.
+-- record: reading and changing job records. `store/record.rs` has their layout.
 local has = function(flags, flag) return bit.band(flags, flag) ~= 0 end
 
 local function id_of(rec) return sub(rec, 17, 32) end
@@ -94,52 +93,4 @@ do
       .. sub(rec, 17, 40) .. (change.run_at and p8(change.run_at) or sub(rec, 41, 48))
       .. sub(rec, 49, 52) .. pack('<I4', weight) .. tail
   end
-end
-
-local function stamped(rec, stamp)
-  if u8(rec, 33) ~= 0 then return rec end
-  return sub(rec, 1, 32) .. stamp .. stamp .. sub(rec, 49)
-end
-
--- One segment of these records.
-local function segment(recs)
-  local ids, flags, weight = {}, 0, 0
-  for at, rec in ipairs(recs) do
-    ids[at] = id_of(rec)
-    flags = bit.bor(flags, (read('<I2', rec, 7)))
-    weight = weight + u4(rec, 53)
-  end
-  local body = concat(ids) .. concat(recs)
-  return pack(SEGMENT, 22 + #body, #recs, flags, weight, '\0\0\0\0\0\0\0\0', 0) .. body
-end
-
--- Where the parts of the segment at `at` are; its records are found once they are asked for.
-local function segment_at(blob, at)
-  local bytes, count, flags, _, stamp, form = read(SEGMENT, blob, at)
-  return { at = at, bytes = bytes, count = count, flags = flags, stamp = stamp, form = form, ids = at + 22 + form }
-end
--- The record at a place of a segment, counted from zero.
-local function nth(blob, seg, n)
-  if not seg.starts then
-    local starts, from = {}, seg.ids + 16 * seg.count
-    for m = 0, seg.count - 1 do
-      starts[m] = from
-      from = from + u4(blob, from) + (seg.form > 0 and 4 or 0)
-    end
-    seg.starts = starts
-  end
-  local from = seg.starts[n]
-  local length = u4(blob, from)
-  if seg.form == 0 then return stamped(sub(blob, from, from + length - 1), seg.stamp) end
-  local form, id = seg.at + 21, seg.ids + 16 * n
-  return pack('<I4', seg.form + 4 + length) .. sub(blob, form + 5, form + 16) .. sub(blob, id, id + 15)
-    .. seg.stamp .. seg.stamp .. sub(blob, form + 49, form + 52) .. pack('<I4', u4(blob, form + 53) + length)
-    .. sub(blob, form + 57, form + seg.form) .. sub(blob, from, from + 3 + length)
-end
-
--- The records of a segment that begins at `at`, appended to `out`; then where it ends.
-local function open_segment(blob, at, out)
-  local seg = segment_at(blob, at)
-  for n = 0, seg.count - 1 do out[#out + 1] = nth(blob, seg, n) end
-  return at + seg.bytes
 end

@@ -1,9 +1,9 @@
 -- settle: end held leases.
--- in   1 request · 2 settlements: [8 grant][16 nonce][op][u16 first][u16 n], then the ids of n
---      neighbours that complete, or one lease's id and outcome
+-- in   1 request
+--      2 settlements: [8 grant][16 nonce][u16 lease][16 job][u8 kind][u64 delay][u64 mark],
+--      [u32 bytes] and the result as it stands in a record, [u32 bytes] and the reason
 -- out  one verdict per settlement, in order
--- why  the receipt is compared in the step that ends the lease; runs of plain jobs end without
---      being looked at
+-- why  the receipt is compared in the step that ends the lease
 open_meta()
 local status, verdicts = settle_under(ARGV[1], ARGV[2])
 save_meta()

@@ -19,38 +19,15 @@ const NOWHERE: usize = u16::MAX as usize;
 /// No mark that could be believed is as large; a larger one has no exact double.
 const MARK_MAX: u64 = 1 << 53;
 
-/// Leases that one step ends, unless it is plain.
+/// Leases that one step ends.
 const CHUNK: usize = 50;
-/// Runs in a call that may be plain.
-const PLAIN_RUNS: usize = 100;
 
-/// The settlements of one partition, and where their verdicts go.
+/// The settlements of one partition, each packed, and where their verdicts go.
 pub(super) struct Share {
     pub(super) partition: Partition,
     pub(super) places: Vec<usize>,
-    entries: Vec<Entry>,
+    entries: Vec<Out>,
     has_front: bool,
-}
-
-enum Entry {
-    Run(Run),
-    /// Any other settlement, packed.
-    One(Out),
-}
-
-/// Neighbouring leases of one grant that complete.
-struct Run {
-    grant: u64,
-    nonce: [u8; 16],
-    first: usize,
-    ids: Vec<u8>,
-}
-
-impl Run {
-    fn head(&self, data: &mut Out) {
-        data.raw(&self.grant.to_be_bytes()).raw(&self.nonce);
-        data.u8(0).u16(self.first).u16(self.ids.len() / 16);
-    }
 }
 
 /// The place of a receipt's lease in its grant.
@@ -69,104 +46,24 @@ impl Share {
         let grant = if is_here { receipt.grant.get() } else { 0 };
         let nonce = *receipt.nonce.as_bytes();
         let at = place_in_grant(receipt);
-        if matches!(outcome, Outcome::Complete { result: None }) && at != NOWHERE {
-            if let Some(Entry::Run(run)) = self.entries.last_mut()
-                && run.grant == grant
-                && run.nonce == nonce
-                && run.first + run.ids.len() / 16 == at
-            {
-                run.ids.extend_from_slice(receipt.job.as_bytes());
-                return;
-            }
-            self.entries.push(Entry::Run(Run {
-                grant,
-                nonce,
-                first: at,
-                ids: receipt.job.as_bytes().to_vec(),
-            }));
-            return;
-        }
         self.has_front |= matches!(outcome, Outcome::Surrender { delay, .. } if delay.is_zero());
         let mut data = Out::default();
         data.raw(&grant.to_be_bytes()).raw(&nonce);
-        data.u8(1).u16(at).u16(1).raw(receipt.job.as_bytes());
+        data.u16(at).raw(receipt.job.as_bytes());
         put_outcome(&mut data, outcome);
-        self.entries.push(Entry::One(data));
+        self.entries.push(data);
     }
 
     /// The settlements, packed one behind the other.
     pub(super) fn data(&self) -> Out {
-        let mut data = Out::default();
-        for entry in &self.entries {
-            match entry {
-                Entry::Run(run) => {
-                    run.head(&mut data);
-                    data.raw(&run.ids);
-                }
-                Entry::One(one) => {
-                    data.raw(&one.0);
-                }
-            }
-        }
-        data
+        joined(&self.entries)
     }
 
     /// The settlements, packed for one step after the other. Those that go to the front of their line
     /// go there together.
     pub(super) fn chunks(&self) -> Vec<Out> {
-        if self.has_front {
-            return vec![self.data()];
-        }
-        let mut chunks = vec![Out::default()];
-        let mut room = CHUNK;
-        for entry in &self.entries {
-            if room == 0 {
-                chunks.push(Out::default());
-                room = CHUNK;
-            }
-            let last = chunks.len() - 1;
-            match entry {
-                Entry::One(one) => {
-                    chunks[last].raw(&one.0);
-                    room -= 1;
-                }
-                Entry::Run(run) => {
-                    let mut first = run.first;
-                    let mut ids = &run.ids[..];
-                    while !ids.is_empty() {
-                        if room == 0 {
-                            chunks.push(Out::default());
-                            room = CHUNK;
-                        }
-                        let (now, later) = ids.split_at(ids.len().min(16 * room));
-                        let part = Run {
-                            first,
-                            ids: now.to_vec(),
-                            ..*run
-                        };
-                        let last = chunks.len() - 1;
-                        part.head(&mut chunks[last]);
-                        chunks[last].raw(now);
-                        first += now.len() / 16;
-                        room -= now.len() / 16;
-                        ids = later;
-                    }
-                }
-            }
-        }
-        chunks
-    }
-
-    /// If there are runs only, their heads and the ids of each.
-    pub(super) fn runs(&self) -> Option<(Out, Vec<&[u8]>)> {
-        let mut heads = Out::default();
-        let mut ids = Vec::with_capacity(self.entries.len());
-        for entry in &self.entries {
-            let Entry::Run(run) = entry else { return None };
-            run.head(&mut heads);
-            ids.push(&run.ids[..]);
-        }
-        (ids.len() <= PLAIN_RUNS).then_some((heads, ids))
+        let most = if self.has_front { usize::MAX } else { CHUNK };
+        self.entries.chunks(most).map(joined).collect()
     }
 
     /// Reads the verdicts.
@@ -185,6 +82,14 @@ impl Share {
         }
         Ok(())
     }
+}
+
+fn joined(entries: &[Out]) -> Out {
+    let mut data = Out::default();
+    for entry in entries {
+        data.raw(&entry.0);
+    }
+    data
 }
 
 fn put_outcome(data: &mut Out, outcome: &Outcome) {
@@ -266,29 +171,13 @@ impl RedisStore {
 
     pub(super) async fn settle_share(&self, share: &Share, id: RequestId) -> Result<Vec<u8>> {
         let script = &self.scripts().settle;
-        let partition = &share.partition;
-        let mut steps = Steps::new(self, partition.keys(), id, Verb::Settle);
-        if let Some((heads, ids)) = share.runs()
-            && !steps.are_known()
-            && partition.queue.tries_plain(Verb::Settle)
-        {
-            let mut args: Vec<&[u8]> = vec![&heads.0];
-            args.extend(ids);
-            let plain = self.request_plainly(&script.plain, partition, id, Verb::Settle, &args);
-            if let Some(mut reply) = plain.await? {
-                return Ok(reply.body.rest().to_vec());
-            }
-        }
+        let mut steps = Steps::new(self, share.partition.keys(), id, Verb::Settle);
         let mut verdicts = Vec::with_capacity(share.places.len());
         for chunk in share.chunks() {
-            let part = steps.take(&script.full, &[&chunk.0]).await?.rest();
+            let part = steps.take(script, &[&chunk.0]).await?.rest();
             verdicts.extend_from_slice(&part);
-            // A plain call whose answer was lost has settled all of them.
-            if part.len() == share.places.len() {
-                break;
-            }
         }
-        steps.end(&script.full).await?;
+        steps.end(script).await?;
         Ok(verdicts)
     }
 }

@@ -151,69 +151,16 @@ impl In {
         Ok(std::str::from_utf8(&bytes).map_err(|_| garbled())?.into())
     }
 
-    /// The jobs of segments laid end to end.
-    pub(super) fn segments(&mut self, kinds: &mut Kinds) -> Result<Vec<JobRecord>> {
-        let mut blob = In::new(self.bytes()?);
+    /// Jobs whose records are laid end to end.
+    pub(super) fn records(&mut self, kinds: &mut Kinds) -> Result<Vec<JobRecord>> {
+        let mut records = self.bytes()?;
         let mut jobs = Vec::new();
-        while !blob.is_empty() {
-            let bytes = blob.u32()?;
-            let count = blob.u16()?;
-            blob.raw(6)?;
-            let stamp = blob.time()?;
-            let form = blob.u16()?;
-            let rest = blob.raw(bytes.checked_sub(22).ok_or_else(garbled)?)?;
-            if rest.len() < form + 16 * count {
-                return Err(garbled());
-            }
-            if form > 0 {
-                let (form, rest) = (rest.slice(..form), rest.slice(form..));
-                formed(&form, &rest, count, stamp, kinds, &mut jobs)?;
-                continue;
-            }
-            let mut records = rest.slice(16 * count..);
-            for _ in 0..count {
-                let record = records.split_to(record::length(&records)?);
-                let mut job = record::decode(&record, kinds)?;
-                if job.enqueued_at == Timestamp::ZERO {
-                    (job.enqueued_at, job.run_at) = (stamp, stamp);
-                }
-                jobs.push(job);
-            }
+        while !records.is_empty() {
+            let record = records.split_to(record::length(&records)?);
+            jobs.push(record::decode(&record, kinds)?);
         }
         Ok(jobs)
     }
-}
-
-/// Jobs that have all but id and payload in common: their ids, then their payloads behind their
-/// lengths.
-fn formed(
-    form: &Bytes,
-    rest: &Bytes,
-    count: usize,
-    stamp: Timestamp,
-    kinds: &mut Kinds,
-    jobs: &mut Vec<JobRecord>,
-) -> Result<()> {
-    // The form and an empty payload make a record.
-    let mut first = form.to_vec();
-    first.extend_from_slice(&[0; 4]);
-    let length = (first.len() as u32).to_le_bytes();
-    first
-        .get_mut(..4)
-        .ok_or_else(garbled)?
-        .copy_from_slice(&length);
-    let mut model = record::decode(&first.into(), kinds)?;
-    (model.enqueued_at, model.run_at) = (stamp, stamp);
-    let mut ids = In::new(rest.slice(..16 * count));
-    let mut payloads = In::new(rest.slice(16 * count..));
-    jobs.reserve(count);
-    for _ in 0..count {
-        let mut job = model.clone();
-        job.id = ids.id()?;
-        job.payload = payloads.bytes()?;
-        jobs.push(job);
-    }
-    Ok(())
 }
 
 pub(super) fn garbled() -> Error {

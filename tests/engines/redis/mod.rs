@@ -4,14 +4,11 @@
 
 use leasehold_support as support;
 
-mod bulk;
 mod idle;
 use leasehold_support::issuer;
-mod plain;
 mod proxy;
 mod replies;
 mod restart;
-mod rounds;
 mod servers;
 mod steps;
 mod store;

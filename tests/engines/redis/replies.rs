@@ -24,9 +24,6 @@ const HELD: Verdict = Verdict::Held {
     cancel: false,
 };
 
-/// A plain call takes one request, one that turns out not to be plain a second.
-const PLAIN_FIRST: &[usize] = &[0, 1];
-
 /// A call that bears a name.
 trait Named: Clone {
     fn rename(&mut self, d: &Driver);
@@ -80,15 +77,15 @@ enum Servers {
 }
 
 impl World {
-    async fn new(index: bool, forgets: bool) -> Self {
-        Self::before_one(index, forgets, 1).await
+    async fn new(forgets: bool) -> Self {
+        Self::before_one(forgets, 1).await
     }
 
-    async fn before_one(index: bool, forgets: bool, partitions: u16) -> Self {
+    async fn before_one(forgets: bool, partitions: u16) -> Self {
         let one = Standalone::start(&[]);
         let proxy = Proxy::start(one.server.port()).await;
         let url = format!("redis://127.0.0.1:{}", proxy.port());
-        let options = RedisOptions::new(url).index(index).partitions(partitions);
+        let options = RedisOptions::new(url).partitions(partitions);
         Self::open(options, partitions, forgets, proxy, Servers::One(one)).await
     }
 
@@ -185,7 +182,7 @@ impl World {
     async fn enqueue(&self, jobs: Vec<NewJob>) -> Vec<JobId> {
         let call = self.d.enqueue_request(jobs);
         let send = async |call| self.d.store().enqueue(call).await;
-        let answers = self.known(PLAIN_FIRST, call, send).await;
+        let answers = self.known(&[0], call, send).await;
         let new = answers.into_iter().map(|answer| match answer {
             Enqueued::New(id) => id,
             Enqueued::Duplicate(id) => panic!("a duplicate of {id}"),
@@ -196,7 +193,7 @@ impl World {
     async fn claim(&self, max: usize) -> Vec<Held> {
         let call = self.d.claim_request(max);
         let send = async |call| self.d.store().claim(call).await;
-        Held::all(&self.known(PLAIN_FIRST, call, send).await)
+        Held::all(&self.known(&[0], call, send).await)
     }
 
     /// Settles on the way of a claim.
@@ -207,14 +204,14 @@ impl World {
         riders.request = self.d.request_on(1);
         call.settle = Some(riders);
         let send = async |call| self.d.store().claim(call).await;
-        let claimed = self.known(PLAIN_FIRST, call, send).await;
+        let claimed = self.known(&[0], call, send).await;
         (Held::all(&claimed), claimed.settled)
     }
 
     async fn settle(&self, held: &Held, outcome: Outcome) -> Verdict {
         let call = self.d.settle_request(vec![(held, outcome)]);
         let send = async |call| self.d.store().settle(call).await;
-        self.known(PLAIN_FIRST, call, send).await[0]
+        self.known(&[0], call, send).await[0]
     }
 
     async fn checkpoint(&self, held: &Held) -> Checkpointed {
@@ -369,22 +366,14 @@ async fn replies_get_lost(world: World, losses: usize) {
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn a_lost_reply_costs_nothing() {
-    replies_get_lost(World::new(false, false).await, losses()).await;
-}
-
-#[tokio::test]
-#[ignore = "needs redis-server: ./tests/run"]
-async fn a_lost_reply_costs_nothing_with_an_index() {
-    replies_get_lost(World::new(true, false).await, losses()).await;
+    replies_get_lost(World::new(false).await, losses()).await;
 }
 
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn a_lost_reply_costs_nothing_across_partitions() {
-    for index in [false, true] {
-        let world = World::before_one(index, false, 3).await;
-        replies_get_lost(world, losses() / 4).await;
-    }
+    let world = World::before_one(false, 3).await;
+    replies_get_lost(world, losses() / 2).await;
 }
 
 /// The cluster's client repeats by itself what it thinks was lost; that is one more repeat.
@@ -401,7 +390,7 @@ async fn a_lost_reply_costs_nothing_in_a_cluster() {
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn without_request_ids_a_lost_reply_does_harm() {
-    let world = World::new(false, true).await;
+    let world = World::new(true).await;
     let d = &world.d;
     let before = d.ledger().await;
     let mut jobs = vec![job(); 5];
@@ -417,7 +406,6 @@ async fn without_request_ids_a_lost_reply_does_harm() {
         1,
         "and yet it was applied"
     );
-    // With a result: never tried as a plain one.
     let done = Outcome::Complete {
         result: Some("done".into()),
     };
@@ -434,7 +422,13 @@ async fn without_request_ids_a_lost_reply_does_harm() {
     assert_eq!(d.ledger().await.expired() - before.expired(), 4);
     assert_eq!(world.prune().await, 0);
     assert_eq!(d.ledger().await.pruned - before.pruned, 1);
-    world.enqueue(vec![job(); 2]).await;
+    let call = d.enqueue_request(vec![job(); 2]);
+    let send = async |call| d.store().enqueue(call).await;
+    for answer in world.known(&[0], call, send).await {
+        let Enqueued::Duplicate(_) = answer else {
+            panic!("{answer:?}: a job is refused for the sake of itself");
+        };
+    }
     let enqueued = d.ledger().await.enqueued - before.enqueued;
-    assert_eq!(enqueued, 6 + 4, "two jobs are stored twice");
+    assert_eq!(enqueued, 6 + 2, "and yet they were stored");
 }

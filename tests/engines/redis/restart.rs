@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use leasehold::inspect::Ledger;
-use leasehold::store::{RedisOptions, RedisStore};
 use leasehold::{Client, Context, Failure, Job, LeaseTerms, NewJob, Report};
 use serde::{Deserialize, Serialize};
 use tokio::task::{JoinHandle, JoinSet};
@@ -104,10 +103,7 @@ impl Load {
             .run_until(end.clone().cancelled_owned());
         let stop = CancellationToken::new();
         let mut producers = JoinSet::new();
-        let options = RedisOptions::new(url).bulk(1);
-        let in_bulk = Client::new(Arc::new(RedisStore::open(options).unwrap()));
-        for n in 0..4 {
-            let client = if n % 2 == 0 { &client } else { &in_bulk };
+        for _ in 0..4 {
             producers.spawn(produce(client.clone(), Arc::clone(&books), stop.clone()));
         }
         Self {

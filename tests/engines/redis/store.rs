@@ -13,7 +13,7 @@ use leasehold::store::{
     Checkpointed, ClaimQueue, Command, Enqueued, LeaseSelect, Outcome, RedisOptions, RedisStore,
     Renewal, Select,
 };
-use leasehold::{Client, ErrorKind, FencingToken, JobId, NewJob, Store};
+use leasehold::{Client, ErrorKind, FencingToken, JobId, Store};
 use leasehold_conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 
 use crate::redis::support::redis::Standalone;
@@ -66,12 +66,12 @@ async fn a_partition_that_forgot_refuses_the_repeat() {
     assert_eq!(error.kind(), ErrorKind::SessionLost);
     assert_eq!(d.ledger().await.enqueued, 1);
 
-    // Control arm: under another name the same jobs are stored once more.
+    // Control arm: under another name the call is carried out, and finds its job there.
     let other = d.other().await;
     let mut again = request;
     again.request = other.request();
-    d.store().enqueue(again).await.unwrap();
-    assert_eq!(d.ledger().await.enqueued, 2);
+    let answers = d.store().enqueue(again).await.unwrap();
+    assert!(matches!(answers[..], [Enqueued::Duplicate(_)]));
 }
 
 /// A handle knows which of its requests is the last of its lane; a partition knows it for itself.
@@ -79,7 +79,7 @@ async fn a_partition_that_forgot_refuses_the_repeat() {
 #[ignore = "needs redis-server: ./tests/run"]
 async fn a_partition_that_has_answered_a_later_request_refuses() {
     let server = Standalone::start(&[]);
-    let d = driver(options(&server, "a").index(true)).await;
+    let d = driver(options(&server, "a")).await;
     let held = d.held(job()).await;
     let memory: Vec<String> = server.server.tell(&["KEYS", "{a:default:0}:s:*"]);
     // Sequence number 99 of the first lane, some verb, the first step.
@@ -240,7 +240,7 @@ async fn a_claim_in_steps_that_finds_no_token_can_be_repeated() {
         clock: clock.clone(),
         state: Arc::clone(&state),
     };
-    let options = options(&server, "a").index(true).clock(wobbly);
+    let options = options(&server, "a").clock(wobbly);
     let store = RedisStore::open(options).unwrap();
     let d = Driver::new(Arc::new(ManualFixture::new(store, clock))).await;
     d.enqueue_many(102).await;
@@ -264,56 +264,54 @@ async fn a_claim_in_steps_that_finds_no_token_can_be_repeated() {
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn a_full_server_takes_no_jobs_and_lets_holders_out() {
-    for index in [false, true] {
-        let server = Standalone::start(&[]);
-        let d = driver(options(&server, "a").index(index)).await;
-        let keyed = |n: usize| {
-            let job = job().unique(format!("unique {n}")).unwrap();
-            job.exclusive(format!("key {}", n / 2)).unwrap()
-        };
-        d.enqueue_all((0..200).map(keyed).collect()).await;
-        d.enqueue_many(301).await;
-        let held = d.claim(400).await;
-        assert_eq!(held.len(), 400, "one of each key, and the others");
-        let memory = |limit| {
-            let words = ["CONFIG", "SET", "maxmemory", limit];
-            server.server.tell::<()>(&words);
-        };
-        memory("1");
+    let server = Standalone::start(&[]);
+    let d = driver(options(&server, "a")).await;
+    let keyed = |n: usize| {
+        let job = job().unique(format!("unique {n}")).unwrap();
+        job.exclusive(format!("key {}", n / 2)).unwrap()
+    };
+    d.enqueue_all((0..200).map(keyed).collect()).await;
+    d.enqueue_many(301).await;
+    let held = d.claim(400).await;
+    assert_eq!(held.len(), 400, "one of each key, and the others");
+    let memory = |limit| {
+        let words = ["CONFIG", "SET", "maxmemory", limit];
+        server.server.tell::<()>(&words);
+    };
+    memory("1");
 
-        let refused = d.try_enqueue(vec![job()]).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Full, "{refused}");
-        let refused = d.store().claim(d.claim_request(1)).await.unwrap_err();
-        assert_eq!(refused.kind(), ErrorKind::Full, "{refused}");
-        for _ in 0..10 {
-            d.advance(TERM / 2).await;
-            let beats = held.iter().map(Held::beat).collect();
-            for renewal in d.store().renew(beats).await.unwrap() {
-                assert!(matches!(renewal, Renewal::Held { .. }), "{renewal:?}");
-            }
-            assert!(d.reap(1_000).await.is_empty());
+    let refused = d.try_enqueue(vec![job()]).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Full, "{refused}");
+    let refused = d.store().claim(d.claim_request(1)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Full, "{refused}");
+    for _ in 0..10 {
+        d.advance(TERM / 2).await;
+        let beats = held.iter().map(Held::beat).collect();
+        for renewal in d.store().renew(beats).await.unwrap() {
+            assert!(matches!(renewal, Renewal::Held { .. }), "{renewal:?}");
         }
-        for held in &held {
-            let saved = d.checkpoint(held, 1, "half").await;
-            assert!(matches!(saved, Checkpointed::Saved { .. }), "{saved:?}");
-        }
-        let outcomes = [complete(), surrender(), retry(), bury()];
-        let ends = held.iter().zip(outcomes.iter().cycle().cloned()).collect();
-        let verdicts = d.store().settle(d.settle_request(ends)).await.unwrap();
-        assert!(verdicts.iter().all(|verdict| verdict.is_held()));
-
-        memory("0");
-        let ledger = d.ledger().await;
-        assert!(ledger.balances());
-        assert_eq!(
-            (ledger.enqueued, ledger.expired(), ledger.live),
-            (501, 0, 0)
-        );
-        assert_eq!((ledger.completed, ledger.buried), (100, 100));
-        let counts = d.queue().await.counts;
-        assert_eq!(counts.ready + counts.scheduled, 301, "nothing is lost");
-        d.snapshot().await.assert_in_order();
+        assert!(d.reap(1_000).await.is_empty());
     }
+    for held in &held {
+        let saved = d.checkpoint(held, 1, "half").await;
+        assert!(matches!(saved, Checkpointed::Saved { .. }), "{saved:?}");
+    }
+    let outcomes = [complete(), surrender(), retry(), bury()];
+    let ends = held.iter().zip(outcomes.iter().cycle().cloned()).collect();
+    let verdicts = d.store().settle(d.settle_request(ends)).await.unwrap();
+    assert!(verdicts.iter().all(|verdict| verdict.is_held()));
+
+    memory("0");
+    let ledger = d.ledger().await;
+    assert!(ledger.balances());
+    assert_eq!(
+        (ledger.enqueued, ledger.expired(), ledger.live),
+        (501, 0, 0)
+    );
+    assert_eq!((ledger.completed, ledger.buried), (100, 100));
+    let counts = d.queue().await.counts;
+    assert_eq!(counts.ready + counts.scheduled, 301, "nothing is lost");
+    d.snapshot().await.assert_in_order();
 }
 
 #[tokio::test]
@@ -445,88 +443,24 @@ async fn namespaces_share_nothing() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
-async fn without_an_index_jobs_are_not_called_by_id() {
+async fn a_queue_of_an_earlier_layout_is_refused() {
     let server = Standalone::start(&[]);
     let d = driver(options(&server, "a")).await;
-    let id = d.enqueue(job()).await;
-    let looked = inspect::job(d.store(), id).await.unwrap_err();
-    assert_eq!(looked.kind(), ErrorKind::Unsupported);
-    let cancel = d.control_request(Command::Cancel(Select::Job(id)));
-    let refused = d.store().control(cancel).await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Unsupported);
-    assert!(d.snapshot().await.audit.is_empty());
-
-    let other = RedisStore::open(options(&server, "a").index(true)).unwrap();
-    let session = other.open_session().await.unwrap();
-    let mut request = d.enqueue_request(vec![job()]);
-    request.request.session = session;
-    let refused = other.enqueue(request).await.unwrap_err();
-    assert_eq!(refused.field(), Some("index"), "{refused}");
-}
-
-/// An id names one job: whichever way two come by the same one, it costs no other job.
-#[tokio::test]
-#[ignore = "needs redis-server: ./tests/run"]
-async fn without_an_index_a_reused_id_costs_no_other_job() {
-    let server = Standalone::start(&[]);
-    let clock = ManualClock::default();
-    let store = RedisStore::open(options(&server, "a").clock(clock.clone())).unwrap();
-    let d = Driver::new(Arc::new(ManualFixture::new(store, clock))).await;
-    let second = Duration::from_secs(1);
-    let send = async |id: JobId, job: NewJob| {
-        let mut request = d.enqueue_request(vec![job]);
-        Arc::make_mut(&mut request.jobs)[0].0 = id;
-        d.store().enqueue(request).await.unwrap()
-    };
-
-    // What waits is known by its id.
-    let id = JobId::generate();
-    assert_eq!(send(id, job().delay(second)).await, [Enqueued::New(id)]);
-    let again = send(id, job().delay(second * 3)).await;
-    assert_eq!(again, [Enqueued::Duplicate(id)]);
-    assert_eq!(d.queue().await.counts.scheduled, 1);
-
-    // What is in line is not: of two that come to wait under one id, or to be kept, the later one stands.
-    let later = |delay| Outcome::Retry {
-        delay,
-        reason: "again".to_owned(),
-    };
-    for ends in [[later(second * 5), later(second * 7)], [bury(), bury()]] {
-        let id = JobId::generate();
-        let held = async || {
-            send(id, job().priority(0)).await;
-            d.claim_one().await
-        };
-        let both = [held().await, held().await];
-        for (held, end) in both.iter().zip(ends) {
-            assert_eq!(held.id(), id);
-            d.settled(held, end).await;
-        }
-    }
-    // Those that fall due with it come to no harm.
-    d.enqueue_all(vec![job().delay(second * 7); 3]).await;
-    let counts = d.queue().await.counts;
-    assert_eq!((counts.scheduled, counts.dead), (5, 1));
-    d.advance(second * 6).await;
-    assert_eq!(d.claim(10).await.len(), 1);
-    d.advance(second * 2).await;
-    assert_eq!(d.claim(10).await.len(), 4);
-    let dead = Select::State {
-        queue: queue(),
-        state: JobState::Dead,
-        max: 10,
-    };
-    let purge = d.control_request(Command::Purge(dead));
-    assert_eq!(d.store().control(purge).await.unwrap().done, 1);
-    let counts = d.queue().await.counts;
-    assert_eq!((counts.scheduled, counts.ready, counts.dead), (0, 0, 0));
+    server
+        .server
+        .tell::<()>(&["HSET", "{a}:queues", "default", "1:0"]);
+    let refused = d.try_enqueue(vec![job()]).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+    assert!(refused.to_string().contains("earlier version"), "{refused}");
+    let refused = d.store().claim(d.claim_request(1)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
 }
 
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn partitions_share_a_queue_and_keep_a_key_together() {
     let server = Standalone::start(&[]);
-    let d = driver(options(&server, "a").partitions(4).index(true)).await;
+    let d = driver(options(&server, "a").partitions(4)).await;
     let plain: HashSet<JobId> = d.enqueue_many(200).await.into_iter().collect();
     let mut keyed = Vec::new();
     for n in 0..60 {
@@ -612,13 +546,8 @@ async fn a_queue_that_is_ahead_stops_no_other() {
     let server = Standalone::start(&[]);
     // Far, and just so that not one token fits.
     let (far, just) = (Duration::from_secs(300), Duration::from_millis(20));
-    for (index, name, behind) in [
-        (false, "a", far),
-        (true, "b", far),
-        (false, "c", just),
-        (true, "d", just),
-    ] {
-        let d = driver(options(&server, name).index(index)).await;
+    for (name, behind) in [("a", far), ("b", just)] {
+        let d = driver(options(&server, name)).await;
         let of = |name: &str| job().queue(name).unwrap();
         let claim = async |max: usize, names: &[&str]| {
             let mut request = d.claim_request(max);
@@ -682,59 +611,57 @@ fn by_partition(held: &[Held]) -> BTreeMap<u16, Vec<JobId>> {
 #[ignore = "needs redis-server: ./tests/run"]
 async fn order_holds_within_a_partition_and_the_books_balance_across() {
     let server = Standalone::start(&[]);
-    for (index, name) in [(false, "a"), (true, "b")] {
-        let d = driver(options(&server, name).partitions(4).index(index)).await;
-        let ids = d.enqueue_many(100).await;
-        let mut held = Vec::new();
-        while held.len() < 100 {
-            held.extend(d.claim(30).await);
-        }
-        let place = |id: &JobId| ids.iter().position(|other| other == id);
-        let first = by_partition(&held);
-        assert_eq!(first.len(), 4);
-        for part in first.values() {
-            assert!(part.is_sorted_by_key(place), "in the order of arrival");
-        }
-        let tokens: HashSet<_> = held
-            .iter()
-            .map(|held| (held.receipt.partition(), held.token()))
-            .collect();
-        assert_eq!(tokens.len(), 100, "each issuer gives a token once");
-
-        d.advance(TERM).await;
-        d.control(Command::Pause(queue())).await;
-        assert_eq!(d.reap(1_000).await.len(), 100);
-        assert!(d.claim(100).await.is_empty(), "a pause is for all of them");
-        d.control(Command::Resume(queue())).await;
-        let again = d.claim(1_000).await;
-        assert_eq!(
-            by_partition(&again),
-            first,
-            "first in line, as they were given"
-        );
-
-        let owner = d.claim_request(1).owner;
-        let revoked = d.control(Command::Revoke(LeaseSelect::Owner(owner))).await;
-        assert_eq!(revoked.done, 100);
-        for (max, done) in [(10, 10), (1_000, 90), (1_000, 0)] {
-            let ready = Select::State {
-                queue: queue(),
-                state: JobState::Ready,
-                max,
-            };
-            assert_eq!(d.control(Command::Purge(ready)).await.done, done);
-        }
-        let expected = Ledger {
-            enqueued: 100,
-            granted: 200,
-            expired_deadline: 100,
-            revoked: 100,
-            purged: 100,
-            ..Ledger::default()
-        };
-        assert_eq!(d.ledger().await, expected);
-        d.snapshot().await.assert_in_order();
+    let d = driver(options(&server, "a").partitions(4)).await;
+    let ids = d.enqueue_many(100).await;
+    let mut held = Vec::new();
+    while held.len() < 100 {
+        held.extend(d.claim(30).await);
     }
+    let place = |id: &JobId| ids.iter().position(|other| other == id);
+    let first = by_partition(&held);
+    assert_eq!(first.len(), 4);
+    for part in first.values() {
+        assert!(part.is_sorted_by_key(place), "in the order of arrival");
+    }
+    let tokens: HashSet<_> = held
+        .iter()
+        .map(|held| (held.receipt.partition(), held.token()))
+        .collect();
+    assert_eq!(tokens.len(), 100, "each issuer gives a token once");
+
+    d.advance(TERM).await;
+    d.control(Command::Pause(queue())).await;
+    assert_eq!(d.reap(1_000).await.len(), 100);
+    assert!(d.claim(100).await.is_empty(), "a pause is for all of them");
+    d.control(Command::Resume(queue())).await;
+    let again = d.claim(1_000).await;
+    assert_eq!(
+        by_partition(&again),
+        first,
+        "first in line, as they were given"
+    );
+
+    let owner = d.claim_request(1).owner;
+    let revoked = d.control(Command::Revoke(LeaseSelect::Owner(owner))).await;
+    assert_eq!(revoked.done, 100);
+    for (max, done) in [(10, 10), (1_000, 90), (1_000, 0)] {
+        let ready = Select::State {
+            queue: queue(),
+            state: JobState::Ready,
+            max,
+        };
+        assert_eq!(d.control(Command::Purge(ready)).await.done, done);
+    }
+    let expected = Ledger {
+        enqueued: 100,
+        granted: 200,
+        expired_deadline: 100,
+        revoked: 100,
+        purged: 100,
+        ..Ledger::default()
+    };
+    assert_eq!(d.ledger().await, expected);
+    d.snapshot().await.assert_in_order();
 }
 
 #[tokio::test]

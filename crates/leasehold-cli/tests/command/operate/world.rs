@@ -80,7 +80,7 @@ pub(crate) fn redis() -> Place {
     });
     let namespace = NAMESPACES.fetch_add(1, Ordering::Relaxed);
     Place {
-        url: format!("{}?namespace=n{namespace}&index=true", server.url()),
+        url: format!("{}?namespace=n{namespace}", server.url()),
         _guard: Box::new(server),
     }
 }

@@ -35,12 +35,12 @@ pub use crate::store::sqlite::doctor::examine as examine_sqlite;
 /// `Corrupt` if it is no record.
 #[cfg(feature = "sqlite")]
 pub fn reread(record: &[u8]) -> crate::Result<Vec<u8>> {
-    use crate::store::record;
+    use crate::store::codec;
 
     let bytes = bytes::Bytes::copy_from_slice(record);
-    let job = record::decode(&bytes, &mut record::Kinds::default())?;
+    let job = codec::decode(&bytes, &mut codec::Kinds::default())?;
     let mut again = Vec::new();
-    record::encode(&job, &mut again);
+    codec::encode(&job, &mut again);
     Ok(again)
 }
 
@@ -60,6 +60,6 @@ pub fn read_answer(form: u8, answer: &[u8]) -> crate::Result<()> {
 #[cfg(feature = "sqlite")]
 pub fn record_of(job: &crate::job::JobRecord) -> Vec<u8> {
     let mut record = Vec::new();
-    crate::store::record::encode(job, &mut record);
+    crate::store::codec::encode(job, &mut record);
     record
 }

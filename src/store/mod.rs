@@ -22,31 +22,23 @@ use crate::inspect::{Query, View};
 use crate::job::{Namespace, QueueName};
 use crate::lease::Verdict;
 
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
-pub(crate) mod answer;
 mod call;
+#[cfg(any(feature = "sqlite", feature = "redis", feature = "postgres"))]
+pub(crate) mod codec;
 #[cfg(feature = "doctor")]
 #[allow(missing_docs, reason = "hidden: for the command")]
 pub(crate) mod health;
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
-pub(crate) mod held;
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
-pub(crate) mod line;
 pub(crate) mod memory;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 pub(crate) mod percent;
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
-pub(crate) mod pick;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
-#[cfg(any(feature = "sqlite", feature = "redis", feature = "postgres"))]
-pub(crate) mod record;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) mod sql;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
-pub(crate) mod statements;
 mod wake;
 
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
@@ -58,6 +50,12 @@ pub use call::{
     PruneRequest, ReapRequest, Renewal, RequestId, SESSION_IDLE, Select, SessionId, SettleRequest,
     Settlement,
 };
+#[cfg(any(feature = "sqlite", feature = "redis", feature = "postgres"))]
+#[allow(
+    unused_imports,
+    reason = "Redis and the conformance suite still say record"
+)]
+pub(crate) use codec as record;
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresOptions, PostgresStore};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{State, offset};
+use super::State;
 use crate::clock::Timestamp;
 use crate::job::SavedCheckpoint;
 use crate::store::{Checkpoint, Checkpointed};
@@ -25,28 +25,19 @@ impl State {
             seq,
             bytes,
         } = checkpoint;
-        let Some((grant, lease)) = self.held(&receipt) else {
+        let held = self.held(&receipt);
+        let held = held.map(|(grant, lease)| (grant.deadline <= now, lease.cancel));
+        let Some(((late, cancel), stored)) = held.zip(self.jobs.get_mut(&receipt.job)) else {
             self.fenced(&receipt.queue, 1);
             return Checkpointed::Fenced;
         };
-        let (late, cancel) = (grant.deadline <= now, lease.cancel);
-        let saved = lease.job.checkpoint.as_ref();
-        if let Some(saved) = saved.filter(|saved| saved.token == receipt.token && saved.seq > seq) {
+        let token = receipt.token;
+        let saved = stored.job.checkpoint.as_ref();
+        if let Some(saved) = saved.filter(|saved| saved.token == token && saved.seq > seq) {
             return Checkpointed::Behind { seq: saved.seq };
         }
-        let lease = self.grants.get_mut(&receipt.grant).and_then(|grant| {
-            grant
-                .leases
-                .get_mut(offset(receipt.grant, receipt.token)?)?
-                .as_mut()
-        });
-        if let Some(lease) = lease {
-            Arc::make_mut(&mut lease.job).checkpoint = Some(Box::new(SavedCheckpoint {
-                token: receipt.token,
-                seq,
-                bytes,
-            }));
-        }
+        let saved = SavedCheckpoint { token, seq, bytes };
+        Arc::make_mut(&mut stored.job).checkpoint = Some(Box::new(saved));
         Checkpointed::Saved { late, cancel }
     }
 }

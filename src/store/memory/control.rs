@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Place, State};
+use super::State;
+use super::place::{Location, Stored};
 use crate::clock::Timestamp;
 use crate::inspect::AuditView;
-use crate::job::{JobId, JobState};
+use crate::job::{JobId, JobState, QueueName};
 use crate::lease::FencingToken;
 use crate::rules::ends::{self, Next};
 use crate::store::{Command, ControlRequest, Controlled, LeaseSelect, Select};
@@ -47,14 +48,15 @@ impl State {
         answer
     }
 
-    fn set_paused(&mut self, queue: &crate::job::QueueName, paused: bool) -> Controlled {
+    fn set_paused(&mut self, queue: &QueueName, paused: bool) -> Controlled {
         let queue = self.queue(queue);
         let at = &mut self.queues[queue];
         at.paused = paused;
         if !paused {
-            let name = at.name.clone();
-            self.bells.push((name.clone(), false, usize::MAX));
-            self.bells.push((name, true, usize::MAX));
+            for suspects in [false, true] {
+                let everybody = usize::MAX;
+                self.wakeups.insert((at.name.clone(), suspects), everybody);
+            }
         }
         Controlled {
             done: 1,
@@ -64,7 +66,7 @@ impl State {
 
     fn selected(&self, jobs: &Select) -> Vec<JobId> {
         match jobs {
-            Select::Job(id) => self.places.get(id).map(|_| *id).into_iter().collect(),
+            Select::Job(id) => self.jobs.get(id).map(|_| *id).into_iter().collect(),
             Select::State { queue, state, max } => self.ids(queue, *state).take(*max).collect(),
         }
     }
@@ -81,30 +83,27 @@ impl State {
     }
 
     fn cancel(&mut self, id: JobId, now: Timestamp) -> bool {
-        match self.place(id) {
-            Some(Place::Leased { grant, token }) => {
-                let held = self.grants.get_mut(&grant);
-                let lease = held
-                    .and_then(|held| held.leases.get_mut(super::offset(grant, token)?)?.as_mut());
-                lease.is_some_and(|lease| !std::mem::replace(&mut lease.cancel, true))
+        let location = self.jobs.get(&id).map(|stored| stored.location);
+        match location {
+            None | Some(Location::Settled { .. }) => return false,
+            Some(Location::Leased { grant, token }) => {
+                let lease = self.lease_mut(grant, token);
+                return lease.is_some_and(|lease| !std::mem::replace(&mut lease.cancel, true));
             }
-            None | Some(Place::Settled { .. }) => false,
-            Some(_) => {
-                let Some((queue, _, job)) = self.take(id) else {
-                    return false;
-                };
-                if let Next::Settled { state, keep_until } =
-                    ends::settled(&job, JobState::Cancelled, now)
-                {
-                    self.put_settled(queue, job, state, keep_until, now);
-                }
-                true
-            }
+            Some(_) => {}
         }
+        let Some(Stored { queue, job, .. }) = self.take(id) else {
+            return false;
+        };
+        let next = ends::settled(&job, JobState::Cancelled, now);
+        if let Next::Settled { state, keep_until } = next {
+            self.put_settled(queue, job, state, keep_until, now);
+        }
+        true
     }
 
     fn purge(&mut self, id: JobId) -> bool {
-        let Some((queue, _, job)) = self.take(id) else {
+        let Some(Stored { queue, job, .. }) = self.take(id) else {
             return false;
         };
         self.free_unique(queue, &job);
@@ -114,13 +113,11 @@ impl State {
     }
 
     fn reschedule(&mut self, id: JobId, now: Timestamp, run_at: Timestamp) -> bool {
-        if matches!(
-            self.place(id),
-            None | Some(Place::Settled { .. } | Place::Leased { .. })
-        ) {
+        let location = self.jobs.get(&id).map(|stored| stored.location);
+        if let None | Some(Location::Settled { .. } | Location::Leased { .. }) = location {
             return false;
         }
-        let Some((queue, _, mut job)) = self.take(id) else {
+        let Some(Stored { queue, mut job, .. }) = self.take(id) else {
             return false;
         };
         self.free_exclusive(queue, &job);
@@ -136,25 +133,17 @@ impl State {
     fn retry_dead(&mut self, jobs: &Select, now: Timestamp) -> Controlled {
         let mut answer = Controlled::default();
         for id in self.selected(jobs) {
-            let Some(Place::Settled {
-                queue,
-                state: JobState::Dead,
-                at,
-                seq,
-            }) = self.place(id)
-            else {
+            let stored = self.jobs.get(&id);
+            let dead = stored.filter(|stored| stored.location.state() == JobState::Dead);
+            let Some((queue, job)) = dead.map(|dead| (dead.queue, Arc::clone(&dead.job))) else {
                 answer.skipped += 1;
-                continue;
-            };
-            let dead = self.queues[queue].settled.get(&(JobState::Dead, at, seq));
-            let Some(job) = dead.map(|kept| Arc::clone(&kept.job)) else {
                 continue;
             };
             if let Some(holder) = self.take_unique(queue, &job, now) {
                 answer.duplicates.push((id, holder));
                 continue;
             }
-            if let Some((queue, _, mut job)) = self.take(id) {
+            if let Some(Stored { mut job, .. }) = self.take(id) {
                 ends::revive(Arc::make_mut(&mut job), now);
                 self.join(queue, job);
                 answer.done += 1;
@@ -177,11 +166,12 @@ impl State {
                 LeaseSelect::Task(task) => *task == grant.task,
                 LeaseSelect::Job(_) => false,
             };
-            for (lease, at) in grant.leases.iter().zip(0..) {
-                let Some(lease) = lease else { continue };
-                if all || matches!(leases, LeaseSelect::Job(job) if *job == lease.job.id) {
-                    let step = ends::revoke(&lease.job, reason, lease.cancel, now);
-                    found.insert(id.plus(at), (id, step));
+            for (&token, lease) in &grant.leases {
+                let named = matches!(leases, LeaseSelect::Job(job) if *job == lease.job);
+                let stored = self.jobs.get(&lease.job).filter(|_| all || named);
+                if let Some(Stored { job, .. }) = stored {
+                    let step = ends::revoke(job, reason, lease.cancel, now);
+                    found.insert(token, (id, step));
                 }
             }
         }

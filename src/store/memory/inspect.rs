@@ -2,16 +2,17 @@
 //!
 //! A page's cursor is the number of rows before it: plain, and good enough for a model.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::line::Line;
-use super::{GrantState, LeaseState, Place, Queue, State, offset};
+use super::place::{Location, Queue, Stored};
+use super::{GrantState, LeaseState, State};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::inspect::{
     JobView, LeaseFilter, LeaseView, Page, Paged, ParkedView, Query, QueueView, View,
 };
-use crate::job::{JobId, JobState, QueueName};
+use crate::job::{JobId, JobState, Key, QueueName};
 use crate::lease::FencingToken;
 use crate::limits;
 use crate::store::bounded;
@@ -22,7 +23,7 @@ impl State {
             Query::Queues => View::Queues(
                 self.names
                     .values()
-                    .map(|&queue| queue_view(&self.queues[queue], now))
+                    .map(|&queue| self.queue_view(&self.queues[queue], now))
                     .collect(),
             ),
             Query::Leases { filter, page } => View::Leases(self.leases(filter, page, now)?),
@@ -34,17 +35,32 @@ impl State {
             }
             Query::Parked { queue, page } => {
                 let queue = self.names.get(queue).map(|&at| &self.queues[at]);
-                let keys = queue.iter().flat_map(|queue| &queue.exclusive);
-                let parked = keys.filter(|(_, line)| !line.parked.is_empty());
-                let views = parked.map(|(key, line)| ParkedView {
+                let mut keys = BTreeMap::<&Key, u64>::new();
+                for (key, _) in queue.iter().flat_map(|queue| queue.parked.keys()) {
+                    *keys.entry(key).or_default() += 1;
+                }
+                let views = keys.into_iter().map(|(key, jobs)| ParkedView {
                     key: key.clone(),
-                    jobs: (line.parked.len() as u64).min(ParkedView::MOST),
+                    jobs: jobs.min(ParkedView::MOST),
                 });
                 View::Parked(paged(views, page)?)
             }
             Query::Job(id) => View::Job(self.job_view(*id, now).map(Box::new)),
             Query::Audit { page } => View::Audit(paged(self.audit.iter().rev().cloned(), page)?),
         })
+    }
+
+    fn queue_view(&self, queue: &Queue, now: Timestamp) -> QueueView {
+        let first = queue.ready.iter().filter_map(BTreeMap::first_key_value);
+        let first = first.filter_map(|(_, id)| self.jobs.get(id));
+        QueueView {
+            queue: queue.name.clone(),
+            paused: queue.paused,
+            relaxed: queue.relaxed,
+            counts: queue.counts(),
+            ledger: queue.ledger,
+            oldest_ready: first.map(|stored| now.since(stored.job.run_at)).max(),
+        }
     }
 
     /// The jobs of a queue in a state, in order.
@@ -59,70 +75,45 @@ impl State {
         let queue = &self.queues[index];
         match state {
             JobState::Ready => {
-                let lines = queue.lines.iter().flat_map(Line::iter);
-                let parked = queue
-                    .exclusive
-                    .values()
-                    .flat_map(|line| line.parked.values());
-                Box::new(lines.chain(parked).map(|job| job.id))
+                let tiers = queue.ready.iter().flat_map(BTreeMap::values);
+                Box::new(tiers.chain(queue.parked.values()).copied())
             }
-            JobState::Scheduled => Box::new(queue.scheduled.values().map(|job| job.id)),
+            JobState::Scheduled => Box::new(queue.scheduled.values().copied()),
             JobState::Leased => {
-                let grants = self
-                    .grants
-                    .values()
-                    .filter(move |grant| grant.queue == index);
-                Box::new(
-                    grants
-                        .flat_map(|grant| grant.leases.iter().flatten())
-                        .map(|lease| lease.job.id),
-                )
+                let grants = self.grants.values();
+                let grants = grants.filter(move |grant| grant.queue == index);
+                let leases = grants.flat_map(|grant| grant.leases.values());
+                Box::new(leases.map(|lease| lease.job))
             }
             JobState::Completed | JobState::Dead | JobState::Cancelled => {
-                let settled = queue
-                    .settled
-                    .iter()
-                    .filter(move |((of, ..), _)| *of == state);
-                Box::new(settled.map(|(_, kept)| kept.job.id))
+                let settled = queue.settled.get(&state).into_iter();
+                Box::new(settled.flat_map(BTreeMap::values).copied())
             }
         }
     }
 
     fn job_view(&self, id: JobId, now: Timestamp) -> Option<JobView> {
-        let place = &self.place(id)?;
-        let mut view = match place {
-            Place::Line { queue, line, place } => {
-                let job = self.queues[*queue].lines[*line].get(*place)?;
-                pending(&self.queues[*queue], JobState::Ready, job)
-            }
-            Place::Parked { queue, key, seq } => {
-                let job = self.queues[*queue].exclusive.get(key)?.parked.get(seq)?;
-                pending(&self.queues[*queue], JobState::Ready, job)
-            }
-            Place::Scheduled { queue, at, seq } => {
-                let job = self.queues[*queue].scheduled.get(&(*at, *seq))?;
-                pending(&self.queues[*queue], JobState::Scheduled, job)
-            }
-            Place::Settled {
-                queue,
-                state,
-                at,
-                seq,
-            } => {
-                let kept = self.queues[*queue].settled.get(&(*state, *at, *seq))?;
-                pending(&self.queues[*queue], *state, &kept.job)
-            }
-            Place::Leased { grant, token } => {
-                let held = self.grants.get(grant)?;
-                let lease = held.leases.get(offset(*grant, *token)?)?.as_ref()?;
-                let mut view = pending(&self.queues[held.queue], JobState::Leased, &lease.job);
-                view.lease = Some(self.lease_view(held, *token, lease, now));
-                view
-            }
+        let Stored {
+            queue,
+            job,
+            location,
+        } = self.jobs.get(&id)?;
+        let mut view = JobView {
+            queue: self.queues[*queue].name.clone(),
+            state: location.state(),
+            parked: matches!(location, Location::Parked(_)),
+            job: Arc::clone(job),
+            lease: None,
+            settled_at: None,
         };
-        view.parked = matches!(place, Place::Parked { .. });
-        if let Place::Settled { at, .. } = place {
-            view.settled_at = Some(*at);
+        match location {
+            Location::Leased { grant, token } => {
+                let grant = self.grants.get(grant)?;
+                let lease = grant.leases.get(token)?;
+                view.lease = self.lease_view(grant, *token, lease, now);
+            }
+            Location::Settled { at, .. } => view.settled_at = Some(*at),
+            _ => {}
         }
         Some(view)
     }
@@ -134,7 +125,7 @@ impl State {
         now: Timestamp,
     ) -> Result<Paged<LeaseView>> {
         let mut rows = Vec::new();
-        for (&id, grant) in &self.grants {
+        for grant in self.grants.values() {
             let name = &self.queues[grant.queue].name;
             let wanted = filter.queue.as_ref().is_none_or(|queue| queue == name)
                 && filter
@@ -142,17 +133,16 @@ impl State {
                     .as_ref()
                     .is_none_or(|owner| *owner == grant.owner)
                 && filter.task.as_ref().is_none_or(|task| *task == grant.task);
-            for (lease, at) in grant.leases.iter().zip(0..) {
-                if let Some(lease) = lease.as_ref().filter(|_| wanted) {
-                    rows.push((grant.deadline, id.plus(at), grant, lease));
-                }
+            if wanted {
+                let leases = grant.leases.iter();
+                rows.extend(leases.map(|(token, lease)| (grant.deadline, *token, grant, lease)));
             }
         }
         rows.sort_unstable_by_key(|(deadline, token, ..)| (*deadline, *token));
-        let views = rows.into_iter().map(|(_, token, grant, lease)| {
-            // Only those of the page are made.
-            self.lease_view(grant, token, lease, now)
-        });
+        // Only those of the page are made.
+        let views = rows
+            .into_iter()
+            .filter_map(|(_, token, grant, lease)| self.lease_view(grant, token, lease, now));
         paged(views, page)
     }
 
@@ -162,45 +152,23 @@ impl State {
         token: FencingToken,
         lease: &LeaseState,
         now: Timestamp,
-    ) -> LeaseView {
-        LeaseView {
+    ) -> Option<LeaseView> {
+        let job = &self.jobs.get(&lease.job)?.job;
+        Some(LeaseView {
             queue: self.queues[grant.queue].name.clone(),
-            job: lease.job.id,
-            kind: lease.job.kind.clone(),
+            job: job.id,
+            kind: job.kind.clone(),
             token,
             owner: Arc::clone(&grant.owner),
             task: Arc::clone(&grant.task),
-            attempt: lease.job.attempt(),
+            attempt: job.attempt(),
             granted_at: grant.granted_at,
             time_left: grant.deadline.since(now),
             term: grant.term,
             renewals: grant.renewals,
             cancel: lease.cancel,
-            progress: lease.progress.as_deref().cloned(),
-        }
-    }
-}
-
-fn queue_view(queue: &Queue, now: Timestamp) -> QueueView {
-    let heads = queue.lines.iter().filter_map(Line::first);
-    QueueView {
-        queue: queue.name.clone(),
-        paused: queue.paused,
-        relaxed: queue.relaxed,
-        counts: queue.counts,
-        ledger: queue.ledger,
-        oldest_ready: heads.map(|job| now.since(job.run_at)).max(),
-    }
-}
-
-fn pending(queue: &Queue, state: JobState, job: &Arc<crate::job::JobRecord>) -> JobView {
-    JobView {
-        queue: queue.name.clone(),
-        state,
-        parked: false,
-        job: Arc::clone(job),
-        lease: None,
-        settled_at: None,
+            progress: lease.progress.clone(),
+        })
     }
 }
 

@@ -1,92 +1,190 @@
-//! Where jobs are put, and how they are found and taken out again.
+//! Where jobs are between verbs: ready in a tier, parked behind their key, scheduled, leased, settled.
+//!
+//! A job is kept once, by its id. Everything else holds ids in the order of the contract.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use super::line::Line;
-use super::{Kept, KeyLine, LeaseState, Place, State};
+use super::State;
 use crate::clock::Timestamp;
-use crate::inspect::Counts;
-use crate::job::{JobId, JobRecord, JobState};
+use crate::inspect::{Counts, Ledger};
+use crate::job::{JobId, JobRecord, JobState, Key, QueueName};
 use crate::lease::FencingToken;
+use crate::rules::order::{TIERS, is_suspects, tier_of};
+
+/// A job, and where it is.
+pub(super) struct Stored {
+    pub(super) queue: usize,
+    pub(super) job: Arc<JobRecord>,
+    pub(super) location: Location,
+}
+
+/// Where a job is: the key under which its queue has it.
+#[derive(Clone, Copy)]
+pub(super) enum Location {
+    Ready(usize, Position),
+    Parked(u64),
+    Scheduled(Timestamp, u64),
+    Leased {
+        grant: FencingToken,
+        token: FencingToken,
+    },
+    Settled {
+        state: JobState,
+        at: Timestamp,
+        seq: u64,
+        keep_until: Timestamp,
+    },
+}
+
+impl Location {
+    pub(super) const fn state(self) -> JobState {
+        match self {
+            Self::Ready(..) | Self::Parked(_) => JobState::Ready,
+            Self::Scheduled(..) => JobState::Scheduled,
+            Self::Leased { .. } => JobState::Leased,
+            Self::Settled { state, .. } => state,
+        }
+    }
+}
+
+/// Where a ready job stands in its tier.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Position {
+    /// Ahead of everything that was there: the latest step first, within a step in token order.
+    Front(Reverse<u64>, FencingToken),
+    /// Behind everything that was there.
+    Back(u64),
+}
+
+/// One queue: jobs by id, in order.
+pub(super) struct Queue {
+    pub(super) name: QueueName,
+    pub(super) paused: bool,
+    /// Whether a waiting retry lets the next job of its exclusive key go.
+    pub(super) relaxed: bool,
+    pub(super) ready: [BTreeMap<Position, JobId>; TIERS],
+    pub(super) scheduled: BTreeMap<(Timestamp, u64), JobId>,
+    /// The job of an exclusive key that may be ready, leased or waiting for its retry.
+    pub(super) key_owners: HashMap<Key, JobId>,
+    /// The others of the key, in the order in which they fell due.
+    pub(super) parked: BTreeMap<(Key, u64), JobId>,
+    /// Unique keys: the job that holds it, and until when if it has a window.
+    pub(super) unique: HashMap<Key, (JobId, Option<Timestamp>)>,
+    pub(super) settled: BTreeMap<JobState, BTreeMap<(Timestamp, u64), JobId>>,
+    /// The same jobs by when they may be pruned.
+    pub(super) kept: BTreeSet<(Timestamp, u64, JobId)>,
+    /// Live grants by (deadline, id).
+    pub(super) deadlines: BTreeSet<(Timestamp, FencingToken)>,
+    pub(super) ledger: Ledger,
+}
+
+impl Queue {
+    fn new(name: QueueName) -> Self {
+        Self {
+            name,
+            paused: false,
+            relaxed: false,
+            ready: Default::default(),
+            scheduled: BTreeMap::new(),
+            key_owners: HashMap::new(),
+            parked: BTreeMap::new(),
+            unique: HashMap::new(),
+            settled: BTreeMap::new(),
+            kept: BTreeSet::new(),
+            deadlines: BTreeSet::new(),
+            ledger: Ledger::default(),
+        }
+    }
+
+    pub(super) fn has_ready(&self, suspects: bool) -> bool {
+        let tiers = self.ready.iter().enumerate();
+        tiers
+            .filter(|(tier, _)| suspects || !is_suspects(*tier))
+            .any(|(_, jobs)| !jobs.is_empty())
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        let settled = |state| self.settled.get(&state).map_or(0, BTreeMap::len) as u64;
+        let in_tiers: usize = self.ready.iter().map(BTreeMap::len).sum();
+        Counts {
+            scheduled: self.scheduled.len() as u64,
+            ready: (in_tiers + self.parked.len()) as u64,
+            parked: self.parked.len() as u64,
+            leased: self.ledger.live,
+            completed: settled(JobState::Completed),
+            dead: settled(JobState::Dead),
+            cancelled: settled(JobState::Cancelled),
+        }
+    }
+}
 
 impl State {
-    /// A job falls due: it goes to the back of its line, or behind the others of its exclusive key.
+    /// The queue of this name, which exists from now on.
+    pub(super) fn queue(&mut self, name: &QueueName) -> usize {
+        if let Some(&queue) = self.names.get(name) {
+            return queue;
+        }
+        self.names.insert(name.clone(), self.queues.len());
+        self.queues.push(Queue::new(name.clone()));
+        self.queues.len() - 1
+    }
+
+    pub(super) fn next_seq(&mut self) -> u64 {
+        self.seq += 1;
+        self.seq
+    }
+
+    /// From here on, jobs that go to the front stand ahead of those that went there before.
+    pub(super) fn begin_step(&mut self) {
+        self.step = self.next_seq();
+    }
+
+    /// A job falls due: it goes to the back of its tier, or behind the others of its exclusive key.
     pub(super) fn join(&mut self, queue: usize, job: Arc<JobRecord>) {
         if let Some(key) = &job.exclusive {
-            let seq = self.next_seq();
-            let lines = &mut self.queues[queue].exclusive;
-            let line = lines.entry(key.clone()).or_insert_with(|| KeyLine {
-                head: job.id,
-                parked: BTreeMap::new(),
-            });
-            if line.head != job.id {
-                self.places.insert(
-                    job.id,
-                    Place::Parked {
-                        queue,
-                        key: key.clone(),
-                        seq,
-                    },
-                );
-                line.parked.insert(seq, job);
-                self.queues[queue].counts.ready += 1;
-                self.queues[queue].counts.parked += 1;
+            let owners = &mut self.queues[queue].key_owners;
+            if *owners.entry(key.clone()).or_insert(job.id) != job.id {
+                let seq = self.next_seq();
+                let parked = &mut self.queues[queue].parked;
+                parked.insert((key.clone(), seq), job.id);
+                self.store(queue, job, Location::Parked(seq));
                 return;
             }
         }
         self.put_back(queue, job);
     }
 
+    /// Behind everything in its tier.
     pub(super) fn put_back(&mut self, queue: usize, job: Arc<JobRecord>) {
-        self.put(queue, job, Line::push_back);
+        let position = Position::Back(self.next_seq());
+        self.put_ready(queue, job, position);
     }
 
-    /// Puts jobs ahead of everything in their lines, in token order.
-    pub(super) fn put_front(
-        &mut self,
-        queue: usize,
-        mut jobs: Vec<(FencingToken, Arc<JobRecord>)>,
-    ) {
-        jobs.sort_by_key(|(token, _)| *token);
-        for (_, job) in jobs.into_iter().rev() {
-            self.put(queue, job, Line::push_front);
-        }
+    /// Ahead of everything in its tier but what the same step put there under a smaller token.
+    pub(super) fn put_front(&mut self, queue: usize, job: Arc<JobRecord>, token: FencingToken) {
+        self.put_ready(queue, job, Position::Front(Reverse(self.step), token));
     }
 
-    fn put(
-        &mut self,
-        queue: usize,
-        job: Arc<JobRecord>,
-        push: fn(&mut Line, Arc<JobRecord>) -> i64,
-    ) {
-        let (id, line) = (job.id, line_of(&job));
+    fn put_ready(&mut self, queue: usize, job: Arc<JobRecord>, position: Position) {
+        let tier = tier_of(&job);
         let at = &mut self.queues[queue];
-        let place = push(&mut at.lines[line], job);
-        self.places.insert(id, Place::Line { queue, line, place });
-        at.counts.ready += 1;
-        let suspect = is_suspects(line);
-        match self.bells.last_mut() {
-            Some((name, same, jobs)) if *name == at.name && *same == suspect => *jobs += 1,
-            _ => self.bells.push((at.name.clone(), suspect, 1)),
-        }
+        at.ready[tier].insert(position, job.id);
+        let woken = (at.name.clone(), is_suspects(tier));
+        *self.wakeups.entry(woken).or_default() += 1;
+        self.store(queue, job, Location::Ready(tier, position));
     }
 
     pub(super) fn put_scheduled(&mut self, queue: usize, job: Arc<JobRecord>) {
-        let seq = self.next_seq();
-        let at = job.run_at;
-        self.places
-            .insert(job.id, Place::Scheduled { queue, at, seq });
-        let line = &mut self.queues[queue];
-        if line
-            .scheduled
-            .first_key_value()
-            .is_none_or(|((first, _), _)| at < *first)
-        {
-            self.bells.push((line.name.clone(), false, 1));
+        let (run_at, seq) = (job.run_at, self.next_seq());
+        let at = &mut self.queues[queue];
+        let first = at.scheduled.first_key_value();
+        if first.is_none_or(|((first, _), _)| run_at < *first) {
+            *self.wakeups.entry((at.name.clone(), false)).or_default() += 1;
         }
-        line.scheduled.insert((at, seq), job);
-        line.counts.scheduled += 1;
+        at.scheduled.insert((run_at, seq), job.id);
+        self.store(queue, job, Location::Scheduled(run_at, seq));
     }
 
     /// A job's life is over: its keys are free, and the next of its exclusive key is ready.
@@ -101,141 +199,77 @@ impl State {
         self.free_unique(queue, &job);
         self.free_exclusive(queue, &job);
         let Some(keep_until) = keep_until else {
-            self.places.remove(&job.id);
-            self.gone.push(job);
             return;
         };
-        let seq = self.next_seq();
-        self.places.insert(
-            job.id,
-            Place::Settled {
-                queue,
-                state,
-                at: now,
-                seq,
-            },
-        );
-        let at = &mut self.queues[queue];
-        *count_of(&mut at.counts, state) += 1;
-        at.settled
-            .insert((state, now, seq), Kept { job, keep_until });
+        let (at, seq) = (now, self.next_seq());
+        let settled = &mut self.queues[queue].settled;
+        settled.entry(state).or_default().insert((at, seq), job.id);
+        self.queues[queue].kept.insert((keep_until, seq, job.id));
+        let location = Location::Settled {
+            state,
+            at,
+            seq,
+            keep_until,
+        };
+        self.store(queue, job, location);
     }
 
+    fn store(&mut self, queue: usize, job: Arc<JobRecord>, location: Location) {
+        let stored = Stored {
+            queue,
+            location,
+            job: Arc::clone(&job),
+        };
+        self.jobs.insert(job.id, stored);
+    }
+
+    /// A job with a window keeps its unique key until the window is over, whatever becomes of it.
     pub(super) fn free_unique(&mut self, queue: usize, job: &JobRecord) {
         let Some(unique) = &job.unique else { return };
         let held = &mut self.queues[queue].unique;
-        if held
-            .get(&unique.key)
-            .is_some_and(|(id, until)| *id == job.id && until.is_none())
-        {
+        if held.get(&unique.key) == Some(&(job.id, None)) {
             held.remove(&unique.key);
         }
     }
 
-    /// If the job is the head of its exclusive key, the next one takes its place.
+    /// If the job owns its exclusive key, the next one that waits for the key takes it over.
     pub(super) fn free_exclusive(&mut self, queue: usize, job: &JobRecord) {
         let Some(key) = &job.exclusive else { return };
         let at = &mut self.queues[queue];
-        let Some(line) = at.exclusive.get_mut(key).filter(|line| line.head == job.id) else {
+        if at.key_owners.get(key) != Some(&job.id) {
             return;
-        };
-        match line.parked.pop_first() {
-            Some((_, next)) => {
-                line.head = next.id;
-                at.counts.ready -= 1;
-                at.counts.parked -= 1;
-                self.put_back(queue, next);
-            }
-            None => {
-                at.exclusive.remove(key);
-            }
+        }
+        at.key_owners.remove(key);
+        let of_key = (key.clone(), 0)..=(key.clone(), u64::MAX);
+        let next = at.parked.range(of_key).next().map(|(_, id)| *id);
+        if let Some(Stored { job, .. }) = next.and_then(|id| self.take(id)) {
+            self.join(queue, job);
         }
     }
 
-    /// Where a job is. A claim leaves the place of a job in its line as it was: what is no longer
-    /// there is leased.
-    pub(super) fn place(&self, id: JobId) -> Option<Place> {
-        let place = self.places.get(&id)?.clone();
-        if let Place::Line { queue, line, place } = place {
-            let there = self.queues[queue].lines[line].get(place);
-            if there.is_none_or(|job| job.id != id) {
-                return self.leased(id);
-            }
-        }
-        Some(place)
-    }
-
-    fn leased(&self, id: JobId) -> Option<Place> {
-        self.grants.iter().find_map(|(&grant, held)| {
-            let is_it = |lease: &Option<LeaseState>| lease.as_ref().is_some_and(|l| l.job.id == id);
-            let at = held.leases.iter().position(is_it)?;
-            let token = grant.plus(at as u64);
-            Some(Place::Leased { grant, token })
-        })
-    }
-
-    /// Takes a pending or settled job out of where it is. Its keys stay as they are.
-    pub(super) fn take(&mut self, id: JobId) -> Option<(usize, JobState, Arc<JobRecord>)> {
-        let place = self.place(id)?;
-        let (queue, state, job) = match place {
-            Place::Line { queue, line, place } => {
-                let at = &mut self.queues[queue];
-                at.counts.ready -= 1;
-                (queue, JobState::Ready, at.lines[line].remove(place)?)
-            }
-            Place::Parked { queue, key, seq } => {
-                let at = &mut self.queues[queue];
-                at.counts.ready -= 1;
-                at.counts.parked -= 1;
-                (
-                    queue,
-                    JobState::Ready,
-                    at.exclusive.get_mut(&key)?.parked.remove(&seq)?,
-                )
-            }
-            Place::Scheduled { queue, at, seq } => {
-                let line = &mut self.queues[queue];
-                line.counts.scheduled -= 1;
-                (
-                    queue,
-                    JobState::Scheduled,
-                    line.scheduled.remove(&(at, seq))?,
-                )
-            }
-            Place::Settled {
-                queue,
+    /// Takes a job out of where it is, unless it is leased. Its keys stay as they are.
+    pub(super) fn take(&mut self, id: JobId) -> Option<Stored> {
+        let Stored {
+            queue,
+            job,
+            location,
+        } = self.jobs.get(&id)?;
+        let at = &mut self.queues[*queue];
+        match *location {
+            Location::Leased { .. } => return None,
+            Location::Ready(tier, position) => at.ready[tier].remove(&position),
+            Location::Parked(seq) => at.parked.remove(&(job.exclusive.clone()?, seq)),
+            Location::Scheduled(run_at, seq) => at.scheduled.remove(&(run_at, seq)),
+            Location::Settled {
                 state,
-                at,
+                at: settled_at,
                 seq,
+                keep_until,
             } => {
-                let line = &mut self.queues[queue];
-                *count_of(&mut line.counts, state) -= 1;
-                (queue, state, line.settled.remove(&(state, at, seq))?.job)
+                at.kept.remove(&(keep_until, seq, id));
+                at.settled.get_mut(&state)?.remove(&(settled_at, seq))
             }
-            Place::Leased { .. } => return None,
         };
-        self.places.remove(&id);
-        Some((queue, state, job))
-    }
-}
-
-pub(super) fn is_suspects(line: usize) -> bool {
-    line.is_multiple_of(2)
-}
-
-/// The line of a ready job: suspects wait in a line of their own, ahead of the others of their
-/// priority.
-fn line_of(job: &JobRecord) -> usize {
-    usize::from(job.options.priority) * 2 + usize::from(!job.is_suspect())
-}
-
-pub(super) fn count_of(counts: &mut Counts, state: JobState) -> &mut u64 {
-    match state {
-        JobState::Scheduled => &mut counts.scheduled,
-        JobState::Ready => &mut counts.ready,
-        JobState::Leased => &mut counts.leased,
-        JobState::Completed => &mut counts.completed,
-        JobState::Dead => &mut counts.dead,
-        JobState::Cancelled => &mut counts.cancelled,
+        self.jobs.remove(&id)
     }
 }

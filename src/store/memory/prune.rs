@@ -6,22 +6,15 @@ use crate::clock::Timestamp;
 impl State {
     pub(super) fn prune(&mut self, before: Timestamp, max: usize) -> u64 {
         let mut pruned = 0;
-        for at in 0..self.queues.len() {
-            let queue = &mut self.queues[at];
-            queue
-                .unique
+        for queue in 0..self.queues.len() {
+            let at = &mut self.queues[queue];
+            at.unique
                 .retain(|_, (_, until)| until.is_none_or(|until| until > before));
-            let mut past: Vec<_> = queue
-                .settled
-                .iter()
-                .filter(|(_, kept)| kept.keep_until <= before)
-                .map(|((_, _, seq), kept)| (kept.keep_until, *seq, kept.job.id))
-                .collect();
-            past.sort_unstable();
-            past.truncate(max - pruned);
-            queue.ledger.pruned += past.len() as u64;
+            let past = at.kept.iter().take_while(|(until, ..)| *until <= before);
+            let past: Vec<_> = past.take(max - pruned).map(|(.., id)| *id).collect();
+            at.ledger.pruned += past.len() as u64;
             pruned += past.len();
-            for (_, _, id) in past {
+            for id in past {
                 self.take(id);
             }
         }

@@ -1,6 +1,6 @@
 //! renew: extend a grant, let single leases of it lapse.
 
-use super::{State, offset};
+use super::State;
 use crate::clock::Timestamp;
 use crate::lease::{Cause, FencingToken};
 use crate::rules::ends;
@@ -15,7 +15,7 @@ impl State {
         }
         for (token, progress) in beat.progress {
             if let Some(lease) = self.lease_mut(beat.grant, token) {
-                lease.progress = Some(Box::new(progress));
+                lease.progress = Some(progress);
             }
         }
         self.lapse(beat.grant, beat.lapse, now);
@@ -55,36 +55,18 @@ impl State {
         })
     }
 
+    /// The holder gives these up: they expire now.
     fn lapse(&mut self, grant: FencingToken, tokens: Vec<FencingToken>, now: Timestamp) {
-        let mut front = Vec::new();
-        let Some(queue) = self.grants.get(&grant).map(|held| held.queue) else {
-            return;
-        };
+        self.begin_step();
         for token in tokens {
-            let Some(held) = self.grants.get(&grant) else {
-                break;
-            };
-            let Some(lease) = offset(grant, token)
-                .and_then(|at| held.leases.get(at))
-                .and_then(Option::as_ref)
+            let grants = self.grants.get(&grant);
+            let lease = grants.and_then(|grant| grant.leases.get(&token));
+            let Some((lease, stored)) = lease.and_then(|it| Some((it, self.jobs.get(&it.job)?)))
             else {
                 continue;
             };
-            let step = ends::expire(&lease.job, Cause::Stalled, lease.cancel, now);
-            front.extend(self.end(grant, token, step, now));
+            let step = ends::expire(&stored.job, Cause::Stalled, lease.cancel, now);
+            self.end(grant, token, step, now);
         }
-        self.put_front(queue, front);
-    }
-
-    fn lease_mut(
-        &mut self,
-        grant: FencingToken,
-        token: FencingToken,
-    ) -> Option<&mut super::LeaseState> {
-        self.grants
-            .get_mut(&grant)?
-            .leases
-            .get_mut(offset(grant, token)?)?
-            .as_mut()
     }
 }

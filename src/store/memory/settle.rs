@@ -1,113 +1,98 @@
 //! settle: end held leases; refuse every other receipt.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use super::{LeaseState, State, offset};
+use super::place::Stored;
+use super::{GrantState, LeaseState, State};
 use crate::clock::Timestamp;
-use crate::job::{JobRecord, JobState};
-use crate::lease::Verdict;
-use crate::rules::ends::{self, Next};
+use crate::lease::{FencingToken, Verdict};
+use crate::rules::ends::{self, LeaseFacts, Next, Step};
 use crate::store::{Outcome, Settlement};
 
 impl State {
     pub(super) fn settle(&mut self, settlements: &[Settlement], now: Timestamp) -> Vec<Verdict> {
-        let mut front = BTreeMap::<usize, Vec<_>>::new();
-        let mut verdicts = Vec::with_capacity(settlements.len());
-        let mut rest = settlements;
-        while let [Settlement { receipt, outcome }, others @ ..] = rest {
-            let completed = self.complete(rest, now, &mut verdicts);
-            if completed > 0 {
-                rest = &rest[completed..];
-                continue;
-            }
-            rest = others;
-            let Some((grant, lease)) = self.held(receipt) else {
-                self.fenced(&receipt.queue, 1);
-                verdicts.push(Verdict::Fenced);
-                continue;
-            };
-            let late = grant.deadline <= now;
-            let queue = grant.queue;
-            let cancel = lease.cancel;
-            let mut issuer = self.issuer;
-            let believed = match outcome {
-                Outcome::Surrender {
-                    mark: Some(mark), ..
-                } => issuer.raise(*mark, now),
-                _ => true,
-            };
-            let relaxed = self.queues[queue].relaxed;
-            let step = ends::settle(&lease.job, outcome, cancel, believed, relaxed, now);
-            self.issuer = issuer;
-            self.queues[queue].ledger.late += u64::from(late);
-            if let Some(job) = self.end(receipt.grant, receipt.token, step, now) {
-                front.entry(queue).or_default().push(job);
-            }
-            verdicts.push(Verdict::Held { late, cancel });
-        }
-        for (queue, jobs) in front {
-            self.put_front(queue, jobs);
-        }
-        verdicts
+        self.begin_step();
+        settlements
+            .iter()
+            .map(|settlement| self.settle_one(settlement, now))
+            .collect()
     }
-    /// Completes the first of these, and those behind it that are leases of the same grant: as many
-    /// as are held and leave nothing behind. Returns how many; the next one is not so plain.
-    fn complete(
+
+    fn settle_one(&mut self, settlement: &Settlement, now: Timestamp) -> Verdict {
+        let Settlement { receipt, outcome } = settlement;
+        let held = self.held(receipt).zip(self.jobs.get(&receipt.job));
+        let Some(((grant, lease), Stored { queue, job, .. })) = held else {
+            self.fenced(&receipt.queue, 1);
+            return Verdict::Fenced;
+        };
+        let (late, cancel) = (grant.deadline <= now, lease.cancel);
+        let at = &mut self.queues[*queue];
+        let believed = match outcome {
+            Outcome::Surrender {
+                mark: Some(mark), ..
+            } => self.issuer.raise(*mark, now),
+            _ => true,
+        };
+        let step = ends::settle(job, outcome, cancel, believed, at.relaxed, now);
+        at.ledger.late += u64::from(late);
+        self.end(receipt.grant, receipt.token, step, now);
+        Verdict::Held { late, cancel }
+    }
+
+    /// Ends a lease: counts it, and puts the job where it goes.
+    pub(super) fn end(
         &mut self,
-        settlements: &[Settlement],
+        id: FencingToken,
+        token: FencingToken,
+        step: Step,
         now: Timestamp,
-        verdicts: &mut Vec<Verdict>,
-    ) -> usize {
-        let Some(id) = settlements.first().map(|first| first.receipt.grant) else {
-            return 0;
-        };
+    ) {
         let Some(grant) = self.grants.get_mut(&id) else {
-            return 0;
+            return;
         };
+        let Some(lease) = grant.leases.remove(&token) else {
+            return;
+        };
+        let facts = grant.facts(token, &lease);
         let at = &mut self.queues[grant.queue];
-        let late = grant.deadline <= now;
-        let mut leases = std::mem::take(&mut grant.leases);
-        let mut completed = 0;
-        for Settlement { receipt, outcome } in settlements {
-            let is_plain = |lease: &mut LeaseState| {
-                matches!(outcome, Outcome::Complete { .. })
-                    && grant.is_proof(receipt, &at.name, lease)
-                    && leaves_nothing(&lease.job, now)
-            };
-            let of_grant = (receipt.grant == id).then(|| offset(id, receipt.token));
-            let lease = of_grant.flatten().and_then(|at| leases.get_mut(at));
-            let Some(LeaseState { job, cancel, .. }) = lease.and_then(|it| it.take_if(is_plain))
-            else {
-                break;
-            };
-            self.places.remove(&job.id);
-            self.gone.push(job);
-            verdicts.push(Verdict::Held { late, cancel });
-            completed += 1;
-        }
-        grant.leases = leases;
-        grant.live -= completed;
-        at.ledger.completed += completed as u64;
-        at.ledger.late += if late { completed as u64 } else { 0 };
-        at.ledger.live -= completed as u64;
-        at.counts.leased -= completed as u64;
-        if grant.live == 0 {
+        at.ledger.live -= 1;
+        at.ledger.count(step.end);
+        if grant.leases.is_empty() {
             at.deadlines.remove(&(grant.deadline, id));
             self.grants.remove(&id);
         }
-        completed
+        let Some(Stored { queue, mut job, .. }) = self.jobs.remove(&lease.job) else {
+            return;
+        };
+        let next = step.next;
+        step.apply(Arc::make_mut(&mut job), &facts, now);
+        match next {
+            Next::Front => self.put_front(queue, job, token),
+            Next::Back => self.put_back(queue, job),
+            Next::Scheduled { keeps_key } => {
+                if !keeps_key {
+                    self.free_exclusive(queue, &job);
+                }
+                self.put_scheduled(queue, job);
+            }
+            Next::Settled { state, keep_until } => {
+                self.put_settled(queue, job, state, keep_until, now);
+            }
+        }
     }
 }
 
-/// Whether a job is gone once it is completed, and nobody waits for its keys.
-fn leaves_nothing(job: &JobRecord, now: Timestamp) -> bool {
-    let next = ends::settled(job, JobState::Completed, now);
-    let is_gone = matches!(
-        next,
-        Next::Settled {
-            keep_until: None,
-            ..
+impl GrantState {
+    /// What the rules need to know of one of its leases.
+    pub(super) fn facts(&self, token: FencingToken, lease: &LeaseState) -> LeaseFacts {
+        LeaseFacts {
+            token,
+            owner: Arc::clone(&self.owner),
+            task: Arc::clone(&self.task),
+            granted_at: self.granted_at,
+            renewals: self.renewals,
+            progress: lease.progress.clone(),
+            cancel: lease.cancel,
         }
-    );
-    is_gone && job.unique.is_none() && job.exclusive.is_none()
+    }
 }

@@ -7,7 +7,7 @@ use super::tx::Tx;
 use crate::error::Verb;
 use crate::job::QueueName;
 use crate::lease::FencingToken;
-use crate::store::answer::{read_checkpoint, written_checkpoint};
+use crate::store::sql::answer::{read_checkpoint, written_checkpoint};
 use crate::store::{Checkpoint, CheckpointRequest, Checkpointed};
 
 impl<C: GenericClient + Sync> Tx<'_, C> {

@@ -14,9 +14,10 @@ use crate::error::Verb;
 use crate::lease::{Grant, Lease, Verdict};
 use crate::limits;
 use crate::rules::issue::tokens_ahead;
-use crate::store::answer::{read_claim, read_verdict, written_claim, written_verdict};
-use crate::store::pick::{Pick, Run, earliest, nanos};
-use crate::store::{ClaimQueue, ClaimRequest, Claimed, Settlement, record};
+use crate::rules::order::{GrantSpan, earliest};
+use crate::store::sql::answer::{read_claim, read_verdict, written_claim, written_verdict};
+use crate::store::sql::grant::{Selection, nanos};
+use crate::store::{ClaimQueue, ClaimRequest, Claimed, Settlement, codec};
 
 impl<C: GenericClient + Sync> Tx<'_, C> {
     pub(super) async fn claim(&mut self, request: &ClaimRequest) -> Done<Claimed> {
@@ -209,9 +210,9 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         max: usize,
         suspect: &mut bool,
         bytes: &mut usize,
-    ) -> Done<Pick> {
+    ) -> Done<Selection> {
         if self.queues[queue].paused || max == 0 || *bytes >= limits::CALL_BYTES {
-            return Ok(Pick::default());
+            return Ok(Selection::default());
         }
         let of = self.queues[queue].id;
         let mut first_suspect: (Option<i16>, Option<i64>) = (None, None);
@@ -231,24 +232,24 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             let line: i16 = row.try_get(0)?;
             *suspect &= line % 2 == 1;
             let record: &[u8] = row.try_get(1)?;
-            *bytes += record::weight_of(record);
+            *bytes += codec::weight_of(record);
             records.extend_from_slice(record);
             ends.push(records.len());
         }
         self.count(queue, Count::Ready, -(rows.len() as i64));
-        Pick::unpack(records.into(), &ends, &mut self.kinds).map_err(Fault::Broken)
+        Selection::unpack(records.into(), &ends, &mut self.kinds).map_err(Fault::Broken)
     }
 
     /// Grants leases on the jobs.
     async fn grant(
         &mut self,
         queue: usize,
-        pick: &Pick,
+        pick: &Selection,
         wanted: &ClaimQueue,
         request: &ClaimRequest,
         grants: &mut Vec<Grant>,
     ) -> Done<()> {
-        for run in pick.runs(wanted) {
+        for run in pick.spans(wanted) {
             grants.push(self.grant_run(queue, pick, &run, request).await?);
         }
         Ok(())
@@ -257,18 +258,18 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
     async fn grant_run(
         &mut self,
         queue: usize,
-        pick: &Pick,
-        run: &Run,
+        pick: &Selection,
+        run: &GrantSpan,
         request: &ClaimRequest,
     ) -> Done<Grant> {
         let now = self.now;
         let at = &mut self.queues[queue];
-        let id = at.issuer.issue(run.len() as u64, now);
+        let id = at.issuer.issue(run.jobs.len() as u64, now);
         at.issued = true;
         let of = at.id;
         self.base.seen.fetch_max(at.issuer.last, Ordering::Relaxed);
         let mut heads = Vec::new();
-        let draft = pick.draft(run, at.name.clone(), id, request, now, &mut heads);
+        let draft = pick.grant(run, at.name.clone(), id, request, now, &mut heads);
         let (lowest, highest) = draft.bounds;
         let number = id.get() as i64;
         tokio::try_join!(biased;
@@ -283,8 +284,8 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
                     time(now) => INT8,
                     nanos(run.term) => INT8,
                     nanos(run.max_lifetime) => INT8,
-                    run.len() as i32 => INT4,
-                    vec![0_u8; run.len().div_ceil(8)] => BYTEA,
+                    run.jobs.len() as i32 => INT4,
+                    vec![0_u8; run.jobs.len().div_ceil(8)] => BYTEA,
                     uuid(lowest) => UUID,
                     uuid(highest) => UUID,
                 ];
@@ -296,7 +297,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
                 self.run("records_new", args).await
             }
         )?;
-        let granted = run.len() as i64;
+        let granted = run.jobs.len() as i64;
         self.count(queue, Count::Granted, granted);
         self.count(queue, Count::Live, granted);
         self.count(queue, Count::Leased, granted);

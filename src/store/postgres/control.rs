@@ -11,7 +11,7 @@ use crate::error::Verb;
 use crate::job::{JobId, JobState, QueueName};
 use crate::lease::FencingToken;
 use crate::rules::ends::{self, Next};
-use crate::store::line::state_code;
+use crate::store::sql::view::state_code;
 use crate::store::{Command, ControlRequest, Controlled, LeaseSelect, Select};
 
 /// Tokens listed in one audit record.

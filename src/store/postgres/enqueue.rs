@@ -10,8 +10,8 @@ use super::tally::Count;
 use super::tx::{Tx, args, job_id, time, uuid};
 use crate::error::{Error, ErrorKind, Verb};
 use crate::job::{JobId, JobRecord, NewJob};
-use crate::store::answer::{read_enqueue, written_enqueue};
-use crate::store::held::HEAD;
+use crate::store::sql::answer::{read_enqueue, written_enqueue};
+use crate::store::sql::grant::HEAD;
 use crate::store::{EnqueueRequest, Enqueued};
 
 /// How often a key is sought that others free at the same time.
@@ -99,7 +99,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             let places: i32 = row.try_get(1)?;
             let ended: &[u8] = row.try_get(2)?;
             for head in heads.chunks_exact(HEAD) {
-                let at = crate::store::held::place_in(head);
+                let at = crate::store::sql::grant::index_in(head);
                 let live = ended.get(at / 8).is_some_and(|b| b & (1 << (at % 8)) == 0);
                 if let Some(id) = head.first_chunk().filter(|_| live && at < places as usize) {
                     taken.insert(JobId::from_bytes(*id));

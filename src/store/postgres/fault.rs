@@ -5,8 +5,8 @@ use std::error::Error as StdError;
 use tokio_postgres::error::SqlState;
 
 use crate::error::{Error, ErrorKind};
-use crate::store::answer::Unread;
-use crate::store::held::Misfit;
+use crate::store::sql::answer::Unread;
+use crate::store::sql::grant::Misfit;
 
 /// Why a call has no answer.
 #[derive(Debug)]

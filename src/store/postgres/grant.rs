@@ -1,4 +1,4 @@
-//! Grants as they are read and written: see [`held`](crate::store::held).
+//! Grants as they are read and written: see [`held`](crate::store::sql::grant).
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -15,8 +15,8 @@ use super::tx::{GrantKey, Tx, args, moment, time};
 use crate::job::{JobId, JobRecord, JobState, QueueName, SavedCheckpoint};
 use crate::lease::{FencingToken, Nonce, Receipt};
 use crate::rules::ends::{LeaseFacts, Next, Step};
-use crate::store::held::{HEAD, Head, Held, Note, offset, place_in};
-use crate::store::record;
+use crate::store::codec;
+use crate::store::sql::grant::{HEAD, Head, Note, StoredGrant, index_in, offset};
 
 /// What a receipt turned out to be.
 pub(super) struct Current {
@@ -85,7 +85,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         for row in rows {
             let (id, token): (i64, i64) = (row.try_get(1)?, row.try_get(2)?);
             let progress: Option<Vec<u8>> = row.try_get(4)?;
-            let progress = progress.map(|bytes| record::progress(&bytes.into()));
+            let progress = progress.map(|bytes| codec::progress(&bytes.into()));
             let seq: Option<i64> = row.try_get(5)?;
             let bytes: Option<Vec<u8>> = row.try_get(6)?;
             let note = Note {
@@ -136,7 +136,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
     }
 
     /// A live grant that is kept.
-    pub(super) fn held(&mut self, key: GrantKey) -> Option<&mut Held> {
+    pub(super) fn held(&mut self, key: GrantKey) -> Option<&mut StoredGrant> {
         self.grants.get_mut(&key).filter(|held| held.live > 0)
     }
 
@@ -176,7 +176,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         };
         let token = key.1.plus(at as u64);
         let record = held.record(at)?;
-        let mut job = record::decode(&record, &mut self.kinds).map_err(Fault::Broken)?;
+        let mut job = codec::decode(&record, &mut self.kinds).map_err(Fault::Broken)?;
         if let Some((seq, bytes)) = held.note(at).and_then(|note| note.checkpoint.clone()) {
             job.checkpoint = Some(Box::new(SavedCheckpoint { token, seq, bytes }));
         }
@@ -191,7 +191,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             let Some(head) = ids.find(|head| head.starts_with(id.as_bytes())) else {
                 continue;
             };
-            let at = place_in(head);
+            let at = index_in(head);
             let grant: i64 = row.try_get(1)?;
             let Some(queue) = self.queue_of_row(row.try_get(0)?).await? else {
                 continue;
@@ -291,7 +291,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
     }
 
     /// The grants that are over, or with `live` those that changed and live on.
-    fn changed(&self, live: bool) -> impl Iterator<Item = (i32, i64, &Held)> {
+    fn changed(&self, live: bool) -> impl Iterator<Item = (i32, i64, &StoredGrant)> {
         let changed = self.grants.iter();
         changed
             .filter(move |(_, held)| held.dirty && (held.live > 0) == live)
@@ -395,7 +395,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             cancels.push(note.cancel);
             progress.push(note.progress.as_ref().map(|progress| {
                 let mut out = Vec::new();
-                record::put_progress(&mut out, progress);
+                codec::put_progress(&mut out, progress);
                 out
             }));
             seqs.push(note.checkpoint.as_ref().map(|(seq, _)| *seq as i64));
@@ -411,7 +411,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
 }
 
 /// Reads the columns of `grants_lock`, and the records if they come along.
-fn read(row: &Row, queue: usize) -> Done<Held> {
+fn read(row: &Row, queue: usize) -> Done<StoredGrant> {
     let nonce: Vec<u8> = row.try_get(3)?;
     let nonce: [u8; 16] = nonce
         .try_into()
@@ -424,7 +424,7 @@ fn read(row: &Row, queue: usize) -> Done<Held> {
         Some(_) => Some(row.try_get(15)?),
         None => None,
     };
-    let held = Held {
+    let held = StoredGrant {
         queue,
         nonce: Nonce::from_bytes(nonce),
         owner: Arc::from(row.try_get::<_, &str>(4)?),

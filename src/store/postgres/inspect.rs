@@ -16,11 +16,9 @@ use crate::job::{JobId, JobRecord, JobState, QueueName};
 use crate::lease::FencingToken;
 use crate::limits;
 use crate::rules::ends::LeaseFacts;
-use crate::store::line::{
-    after_key, foreign, hex, lease_view, paged, pair, parked, parked_view, rows, single,
-    state_code, waiting,
-};
-use crate::store::record;
+use crate::store::codec;
+use crate::store::sql::cursor::{after_key, foreign, hex, paged, pair, parked, rows, single};
+use crate::store::sql::view::{lease_view, parked_view, state_code, waiting};
 
 const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; \
     SET LOCAL statement_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '10s'";
@@ -54,7 +52,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             let heads = self.rows("ready_heads", args![id => INT4]).await?;
             let mut oldest: Option<Timestamp> = None;
             for head in heads {
-                let run_at = record::run_at_of(head.try_get(0)?);
+                let run_at = codec::run_at_of(head.try_get(0)?);
                 oldest = oldest.into_iter().chain(run_at).min();
             }
             views.push(QueueView {

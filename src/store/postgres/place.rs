@@ -16,8 +16,9 @@ use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind};
 use crate::job::{JobId, JobRecord, JobState};
 use crate::lease::FencingToken;
-use crate::store::line::{PARKED, SCHEDULED, line_of, state_code};
-use crate::store::record;
+use crate::rules::order::tier_of;
+use crate::store::codec;
+use crate::store::sql::view::{PARKED, SCHEDULED, state_code};
 
 /// How often a key is sought that others free at the same time.
 const KEY_TRIES: usize = 8;
@@ -77,7 +78,7 @@ pub(super) enum Place {
 
 fn encoded(job: &JobRecord) -> Vec<u8> {
     let mut out = Vec::new();
-    record::encode(job, &mut out);
+    codec::encode(job, &mut out);
     out
 }
 
@@ -170,14 +171,14 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
     }
 
     fn put(&mut self, queue: usize, job: &JobRecord, front: bool) {
-        let line = line_of(job);
+        let line = tier_of(job);
         let record = encoded(job);
         self.puts.push(Put::Job {
             queue: self.queues[queue].id,
             line: line as i16,
             front,
             id: uuid(job.id),
-            weight: record::weight_of(&record) as i32,
+            weight: codec::weight_of(&record) as i32,
             record,
         });
         self.count(queue, Count::Ready, 1);
@@ -471,7 +472,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
     pub(super) fn read(&mut self, place: &Place) -> Done<Option<JobRecord>> {
         match place {
             Place::Line { record, .. } | Place::Aside { record, .. } => {
-                let job = record::decode(record, &mut self.kinds).map_err(Fault::Broken)?;
+                let job = codec::decode(record, &mut self.kinds).map_err(Fault::Broken)?;
                 Ok(Some(job))
             }
             Place::Leased { .. } => Ok(None),

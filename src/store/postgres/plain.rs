@@ -20,10 +20,11 @@ use crate::clock::{Timestamp, micros};
 use crate::job::{JobId, JobRecord, NewJob, QueueName};
 use crate::lease::{FencingToken, Verdict};
 use crate::rules::order::deadline;
-use crate::store::answer::{written_enqueue, written_verdict};
-use crate::store::line::line_of;
-use crate::store::pick::{Pick, earliest, nanos};
-use crate::store::record::{self, Kinds};
+use crate::rules::order::earliest;
+use crate::rules::order::tier_of;
+use crate::store::codec::{self, Kinds};
+use crate::store::sql::answer::{written_enqueue, written_verdict};
+use crate::store::sql::grant::{Selection, nanos};
 use crate::store::{
     ClaimQueue, ClaimRequest, Claimed, EnqueueRequest, Enqueued, Outcome, RequestId, SettleRequest,
     Settlement,
@@ -206,13 +207,13 @@ impl PostgresStore {
             if let Some((first, records)) = first.zip(records) {
                 let id = FencingToken::new(first as u64);
                 let pick = unpacked(records, &mut kinds)?;
-                let [run] = &pick.runs(wanted)[..] else {
+                let [run] = &pick.spans(wanted)[..] else {
                     return Err(corrupt("jobs of one grant have several terms"));
                 };
                 let queue = wanted.queue.clone();
                 let mut heads = Vec::new();
-                let draft = pick.draft(run, queue, id, request, now, &mut heads);
-                let last = id.plus(run.len() as u64 - 1);
+                let draft = pick.grant(run, queue, id, request, now, &mut heads);
+                let last = id.plus(run.jobs.len() as u64 - 1);
                 self.shared
                     .base
                     .seen
@@ -272,14 +273,14 @@ fn has_twins(names: &[&str]) -> bool {
 }
 
 /// Reads records that lie end to end, each with its length in front.
-fn unpacked(records: &[u8], kinds: &mut Kinds) -> Done<Pick> {
+fn unpacked(records: &[u8], kinds: &mut Kinds) -> Done<Selection> {
     let mut ends = Vec::new();
     let mut end = 0;
     while end < records.len() {
-        end += record::length(&records[end..]).map_err(Fault::Broken)?;
+        end += codec::length(&records[end..]).map_err(Fault::Broken)?;
         ends.push(end);
     }
-    Pick::unpack(Bytes::copy_from_slice(records), &ends, kinds).map_err(Fault::Broken)
+    Selection::unpack(Bytes::copy_from_slice(records), &ends, kinds).map_err(Fault::Broken)
 }
 
 /// Jobs that go straight into their lines.
@@ -323,10 +324,10 @@ impl<'j> Fresh<'j> {
                 .push(fresh.names.iter().position(of)? as i32 + 1);
             // The server puts in its time.
             let job = JobRecord::new(*id, new.clone(), Timestamp::ZERO);
-            fresh.lines.push(line_of(&job) as i16);
+            fresh.lines.push(tier_of(&job) as i16);
             fresh.weights.push(job.weight() as i32);
             let mut record = Vec::new();
-            record::encode(&job, &mut record);
+            codec::encode(&job, &mut record);
             fresh.records.push(record);
         }
         Some(fresh)

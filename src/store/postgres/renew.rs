@@ -15,8 +15,8 @@ use crate::job::QueueName;
 use crate::lease::{Cause, FencingToken};
 use crate::rules::ends;
 use crate::rules::order::deadline;
-use crate::store::held::offset;
-use crate::store::{Beat, Renewal, record};
+use crate::store::sql::grant::offset;
+use crate::store::{Beat, Renewal, codec};
 
 impl PostgresStore {
     /// None: the call is not plain.
@@ -103,7 +103,7 @@ impl<'b> Beats<'b> {
                     return None;
                 }
                 let mut shown = Vec::new();
-                record::put_progress(&mut shown, progress);
+                codec::put_progress(&mut shown, progress);
                 plain.shown_names.push(beat.queue.as_str());
                 plain.shown_ids.push(number(beat.grant)?);
                 plain.shown_nonces.push(beat.nonce.as_bytes());

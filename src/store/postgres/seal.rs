@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::PostgresStore;
 use super::tx::{Tx, args};
-use crate::store::line::line_of;
+use crate::rules::order::tier_of;
 use crate::store::{ClaimRequest, Claimed};
 
 /// The starts are moved up once in so many jobs taken. What a claim steps over is about twice as many.
@@ -28,7 +28,7 @@ impl PostgresStore {
         }
         let names = request.queues.iter().map(|queue| queue.queue.to_string());
         let leases = claimed.grants.iter().flat_map(|grant| &grant.leases);
-        let lines: BTreeSet<i16> = leases.map(|lease| line_of(&lease.job) as i16).collect();
+        let lines: BTreeSet<i16> = leases.map(|lease| tier_of(&lease.job) as i16).collect();
         let (names, lines): (Vec<String>, Vec<i16>) =
             (names.collect(), lines.into_iter().collect());
         let store = self.clone();

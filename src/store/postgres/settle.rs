@@ -11,12 +11,9 @@ use crate::error::Verb;
 use crate::job::QueueName;
 use crate::lease::{FencingToken, LeaseEnd, Verdict};
 use crate::rules::ends;
-use crate::store::answer::{read_verdict, written_verdict};
-use crate::store::record::flag;
+use crate::store::codec::leaves_nothing;
+use crate::store::sql::answer::{read_verdict, written_verdict};
 use crate::store::{Outcome, RequestId, SettleRequest, Settlement};
-
-/// A completed job without any of these leaves nothing behind: its record need not be read.
-const LEAVES: u16 = flag::UNIQUE | flag::EXCLUSIVE | flag::RETENTION;
 
 impl<C: GenericClient + Sync> Tx<'_, C> {
     pub(super) async fn settle(&mut self, request: &SettleRequest) -> Done<Vec<Verdict>> {
@@ -120,7 +117,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
 }
 
 fn is_plain(outcome: &Outcome, flags: u16) -> bool {
-    matches!(outcome, Outcome::Complete { .. }) && flags & LEAVES == 0
+    matches!(outcome, Outcome::Complete { .. }) && leaves_nothing(flags)
 }
 
 /// The grants of the receipts, each once.

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use crate::store::statements::named;
+use crate::store::sql::statements::named;
 
 const FILES: [&str; 10] = [
     include_str!("session.sql"),

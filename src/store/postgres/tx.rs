@@ -19,9 +19,9 @@ use crate::error::Verb;
 use crate::job::{JobId, JobRecord, QueueName};
 use crate::lease::FencingToken;
 use crate::rules::issue::Issuer;
-use crate::store::held::Held;
-use crate::store::record::Kinds;
-use crate::store::{RequestId, SessionId, record};
+use crate::store::codec::Kinds;
+use crate::store::sql::grant::StoredGrant;
+use crate::store::{RequestId, SessionId, codec};
 
 /// A wake-up to give once the transaction is committed: queue, suspects' line or not, how many.
 pub(super) type Bell = (QueueName, bool, usize);
@@ -54,7 +54,7 @@ pub(super) struct Tx<'c, C> {
     pub(super) reads: bool,
     pub(super) kinds: Kinds,
     pub(super) queues: Vec<Queue>,
-    pub(super) grants: BTreeMap<GrantKey, Held>,
+    pub(super) grants: BTreeMap<GrantKey, StoredGrant>,
     pub(super) noted: BTreeSet<(GrantKey, usize)>,
     /// Leases that ended with something noted of them: queue and token.
     pub(super) notes_over: Vec<(i32, i64)>,
@@ -228,7 +228,7 @@ impl<'c, C: GenericClient + Sync> Tx<'c, C> {
     }
 
     pub(super) fn decode(&mut self, record: Vec<u8>) -> Done<JobRecord> {
-        record::decode(&record.into(), &mut self.kinds).map_err(Fault::Broken)
+        codec::decode(&record.into(), &mut self.kinds).map_err(Fault::Broken)
     }
 
     /// Writes where jobs went: what follows looks for them.

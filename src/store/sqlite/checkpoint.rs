@@ -4,7 +4,7 @@ use super::fault::Done;
 use super::tx::Tx;
 use crate::clock::Timestamp;
 use crate::error::Verb;
-use crate::store::answer::{read_checkpoint, written_checkpoint};
+use crate::store::sql::answer::{read_checkpoint, written_checkpoint};
 use crate::store::{Checkpoint, CheckpointRequest, Checkpointed};
 
 impl Tx<'_> {

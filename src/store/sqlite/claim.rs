@@ -5,23 +5,61 @@ use std::sync::Arc;
 use rusqlite::{OptionalExtension, params};
 
 use super::fault::{Done, Fault};
-use super::place::{count_of, first_slot, line_of_slot};
-use super::tx::{LINES, Tx, moment, time};
+use super::place::{first_position, tier_of_position};
+use super::tx::{Tx, moment, time};
+use super::writer::at;
 use crate::clock::Timestamp;
 use crate::error::Verb;
-use crate::lease::{Grant, Lease};
+use crate::lease::{Grant, Lease, Verdict};
 use crate::limits;
 use crate::rules::issue::tokens_ahead;
-use crate::store::answer::{read_claim, written_claim};
-use crate::store::line::SCHEDULED;
-use crate::store::pick::{Pick, Run, earliest, nanos};
-use crate::store::{ClaimQueue, ClaimRequest, Claimed, record};
+use crate::rules::order::{GrantSpan, TIERS, earliest, is_suspects};
+use crate::store::sql::answer::{read_claim, written_claim};
+use crate::store::sql::grant::{Selection, nanos};
+use crate::store::sql::view::SCHEDULED;
+use crate::store::{ClaimRequest, Claimed, codec};
+
+statements! {
+    DUE_PAGE = "
+        SELECT row, record FROM leasehold_aside WHERE queue = ?1 AND state = 0 AND at <= ?2
+        ORDER BY at, seq LIMIT ?3";
+    READY_PAGE = "
+        SELECT position, record FROM leasehold_ready WHERE position >= ?1 AND position < ?2
+        ORDER BY position LIMIT ?3";
+    GRANT_NEW = "
+        INSERT INTO leasehold_grants
+            (id, queue, deadline, nonce, owner, task, granted_at, term, max_lifetime,
+             renewals, leases, live, noted, ended, first_job, last_job)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, 0, ?10, ?10, 0, ?11, ?12, ?13)";
+    RECORDS_NEW = "INSERT INTO leasehold_records (id, heads, records) VALUES (?1, ?2, ?3)";
+    FIRST_DEADLINE = "
+        SELECT deadline FROM leasehold_grants WHERE queue = ?1 ORDER BY deadline LIMIT 1";
+}
 
 impl Tx<'_> {
     pub(super) fn claim(&mut self, request: &ClaimRequest, now: Timestamp) -> Done<Claimed> {
-        if let Some(first) = self.recall(request.request, Verb::Claim, now)? {
-            return self.claim_again(&first, request, now);
-        }
+        let settled = self.settle_first(request, now)?;
+        let mut claimed = match self.recall(request.request, Verb::Claim, now)? {
+            Some(first) => self.claim_again(&first, request, now)?,
+            None => self.claim_once(request, now)?,
+        };
+        claimed.settled = settled;
+        Ok(claimed)
+    }
+
+    /// Settlements that travel with a claim come first, as the call of their own that they are. They
+    /// stand whatever becomes of the claim.
+    fn settle_first(&mut self, request: &ClaimRequest, now: Timestamp) -> Done<Vec<Verdict>> {
+        let Some(settle) = &request.settle else {
+            return Ok(Vec::new());
+        };
+        self.settle(settle, now).map_err(|fault| match fault {
+            Fault::Refused(error) => Fault::Refused(at(Verb::Settle, error)),
+            broken @ Fault::Broken(_) => broken,
+        })
+    }
+
+    fn claim_once(&mut self, request: &ClaimRequest, now: Timestamp) -> Done<Claimed> {
         let room = usize::try_from(self.issuer()?.room(now)).unwrap_or(usize::MAX);
         if room == 0 && self.has_work_for(request, now)? {
             return Err(Fault::Refused(tokens_ahead()));
@@ -43,7 +81,10 @@ impl Tx<'_> {
             self.promote(queue, now)?;
             let pick = self.pick(queue, left, &mut suspect, &mut bytes)?;
             left -= pick.len();
-            self.grant(queue, &pick, wanted, request, now, &mut claimed.grants)?;
+            for span in pick.spans(wanted) {
+                let grant = self.grant(queue, &pick, &span, request, now)?;
+                claimed.grants.push(grant);
+            }
             self.hints(queue, now, &mut claimed)?;
         }
         self.remember(request.request, Verb::Claim, &written_claim(&claimed)?)?;
@@ -127,7 +168,7 @@ impl Tx<'_> {
         }
         let mut due: Vec<(i64, Vec<u8>)> = Vec::new();
         {
-            let mut select = self.sql("due_page")?;
+            let mut select = self.sql(DUE_PAGE)?;
             let of = self.queues[queue].id;
             let mut rows = select.query(params![of, time(now), limits::STEP_JOBS as i64])?;
             while let Some(row) = rows.next()? {
@@ -135,100 +176,84 @@ impl Tx<'_> {
             }
         }
         for (row, record) in due {
-            self.sql("take_aside")?.execute([row])?;
-            *count_of(&mut self.at(queue).counts, SCHEDULED) -= 1;
+            self.take_aside(queue, row, SCHEDULED)?;
             let job = self.decode(record)?;
             self.join(queue, &job)?;
         }
         Ok(())
     }
 
-    /// Takes up to `max` ready jobs by (priority, place), at most one of them a suspect.
+    /// Takes up to `max` ready jobs by (priority, position), at most one of them a suspect.
     fn pick(
         &mut self,
         queue: usize,
         max: usize,
         suspect: &mut bool,
         bytes: &mut usize,
-    ) -> Done<Pick> {
+    ) -> Done<Selection> {
         let at = &self.queues[queue];
         if at.paused || at.counts.ready == at.counts.parked {
-            return Ok(Pick::default());
+            return Ok(Selection::default());
         }
-        let end = first_slot(at.id + 1, 0);
-        let mut from = first_slot(at.id, 0);
+        let end = first_position(at.id + 1, 0);
+        let mut from = first_position(at.id, 0);
         let mut records = Vec::new();
         let mut ends = Vec::new();
-        // A page ends early where suspects must be passed over: then the next line starts a new one.
+        // A page ends early where suspects must be passed over: then the next tier starts a new one.
         while ends.len() < max && *bytes < limits::CALL_BYTES && from < end {
             let mut taken = None;
             let mut passed = None;
             {
-                let mut select = self.sql("ready_page")?;
+                let mut select = self.sql(READY_PAGE)?;
                 let mut rows = select.query([from, end, (max - ends.len()) as i64])?;
                 while *bytes < limits::CALL_BYTES
                     && let Some(row) = rows.next()?
                 {
-                    let slot: i64 = row.get(0)?;
-                    let line = line_of_slot(slot);
-                    if line.is_multiple_of(2) {
+                    let position: i64 = row.get(0)?;
+                    let tier = tier_of_position(position);
+                    if is_suspects(tier) {
                         if !*suspect {
-                            passed = Some(line + 1);
+                            passed = Some(tier + 1);
                             break;
                         }
                         *suspect = false;
                     }
                     let record = row.get_ref(1)?.as_blob().unwrap_or_default();
-                    *bytes += record::weight_of(record);
+                    *bytes += codec::weight_of(record);
                     records.extend_from_slice(record);
                     ends.push(records.len());
-                    let (first, _) = taken.unwrap_or((slot, slot));
-                    taken = Some((first, slot));
+                    let (first, _) = taken.unwrap_or((position, position));
+                    taken = Some((first, position));
                 }
             }
             if let Some((first, last)) = taken {
-                self.sql("take_ready")?.execute([first, last])?;
+                self.take_ready(first, last)?;
             }
-            let Some(line) = passed else { break };
-            from = first_slot(self.queues[queue].id, line.min(LINES));
+            let Some(tier) = passed else { break };
+            from = first_position(self.queues[queue].id, tier.min(TIERS));
         }
         self.at(queue).counts.ready -= ends.len() as u64;
-        Pick::unpack(records.into(), &ends, self.kinds).map_err(Fault::Broken)
+        Selection::unpack(records.into(), &ends, self.kinds).map_err(Fault::Broken)
     }
 
-    /// Grants leases on the jobs.
+    /// Grants leases on the jobs of a span.
     fn grant(
         &mut self,
         queue: usize,
-        pick: &Pick,
-        wanted: &ClaimQueue,
-        request: &ClaimRequest,
-        now: Timestamp,
-        grants: &mut Vec<Grant>,
-    ) -> Done<()> {
-        for run in pick.runs(wanted) {
-            grants.push(self.grant_run(queue, pick, &run, request, now)?);
-        }
-        Ok(())
-    }
-
-    fn grant_run(
-        &mut self,
-        queue: usize,
-        pick: &Pick,
-        run: &Run,
+        pick: &Selection,
+        span: &GrantSpan,
         request: &ClaimRequest,
         now: Timestamp,
     ) -> Done<Grant> {
         let mut issuer = self.issuer()?;
-        let id = issuer.issue(run.len() as u64, now);
+        let id = issuer.issue(span.jobs.len() as u64, now);
         self.set_issuer(issuer)?;
         let mut heads = std::mem::take(&mut self.scratch);
         heads.clear();
         let name = self.queues[queue].name.clone();
-        let draft = pick.draft(run, name, id, request, now, &mut heads);
+        let draft = pick.grant(span, name, id, request, now, &mut heads);
         let (lowest, highest) = draft.bounds;
-        self.sql("grant_new")?.execute(params![
+        self.sql(GRANT_NEW)?.execute(params![
             id.get() as i64,
             self.queues[queue].id,
             time(draft.deadline),
@@ -236,20 +261,20 @@ impl Tx<'_> {
             request.owner,
             request.task,
             time(now),
-            nanos(run.term),
-            nanos(run.max_lifetime),
-            run.len() as i64,
-            vec![0_u8; run.len().div_ceil(8)],
+            nanos(span.term),
+            nanos(span.max_lifetime),
+            span.jobs.len() as i64,
+            vec![0_u8; span.jobs.len().div_ceil(8)],
             lowest.as_bytes(),
             highest.as_bytes()
         ])?;
-        self.sql("records_new")?
+        self.sql(RECORDS_NEW)?
             .execute(params![id.get() as i64, heads, draft.records])?;
         self.scratch = heads;
         let queue = self.at(queue);
-        queue.ledger.granted += run.len() as u64;
-        queue.ledger.live += run.len() as u64;
-        queue.counts.leased += run.len() as u64;
+        queue.ledger.granted += span.jobs.len() as u64;
+        queue.ledger.live += span.jobs.len() as u64;
+        queue.counts.leased += span.jobs.len() as u64;
         Ok(draft.grant)
     }
 
@@ -260,7 +285,7 @@ impl Tx<'_> {
         let deadline = if at.counts.leased == 0 {
             None
         } else {
-            self.sql("first_deadline")?
+            self.sql(FIRST_DEADLINE)?
                 .query_row([at.id], |row| row.get(0))
                 .optional()?
                 .map(|deadline| moment(deadline).since(now))

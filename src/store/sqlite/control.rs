@@ -3,23 +3,43 @@
 use rusqlite::params;
 
 use super::fault::Done;
-use super::place::{Place, first_slot};
-use super::session::garbled;
-use super::tx::{Tx, time};
+use super::place::{Location, first_position};
+use super::tx::{Tx, garbled, time};
 use crate::clock::Timestamp;
 use crate::error::Verb;
 use crate::job::{JobId, JobState, QueueName};
 use crate::lease::FencingToken;
 use crate::rules::ends::{self, Next};
-use crate::store::held::{Note, offset};
-use crate::store::line::state_code;
+use crate::store::sql::grant::{Note, offset};
+use crate::store::sql::view::state_code;
 use crate::store::{Command, ControlRequest, Controlled, LeaseSelect, Select};
+
+statements! {
+    GRANTS_BY_OWNER = "
+        SELECT g.id FROM leasehold_grants g JOIN leasehold_queues q ON q.id = g.queue
+        WHERE q.namespace = ?1 AND g.owner = ?2 ORDER BY g.id";
+    GRANTS_BY_TASK = "
+        SELECT g.id FROM leasehold_grants g JOIN leasehold_queues q ON q.id = g.queue
+        WHERE q.namespace = ?1 AND g.task = ?2 ORDER BY g.id";
+    READY_IDS = "
+        SELECT id FROM leasehold_ready WHERE position >= ?1 AND position < ?2 ORDER BY position LIMIT ?3";
+    PARKED_IDS = "
+        SELECT id FROM leasehold_aside WHERE queue = ?1 AND state = 1
+        ORDER BY key, seq LIMIT ?2";
+    ASIDE_IDS = "
+        SELECT id FROM leasehold_aside WHERE queue = ?1 AND state = ?2
+        ORDER BY at, seq LIMIT ?3";
+    GRANTS_OF_QUEUE = "SELECT id FROM leasehold_grants WHERE queue = ?1 ORDER BY id";
+    AUDIT_NEW = "
+        INSERT INTO leasehold_audit (namespace, at, actor, reason, command, done, tokens)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+}
 
 /// Tokens listed in one audit record.
 const AUDIT_TOKENS: usize = 100;
 
 /// A selected job; of a leased one it is known where.
-type Selected = (JobId, Option<Place>);
+type Selected = (JobId, Option<Location>);
 
 impl Tx<'_> {
     pub(super) fn control(&mut self, request: &ControlRequest, now: Timestamp) -> Done<Controlled> {
@@ -36,15 +56,15 @@ impl Tx<'_> {
                 one()
             }
             Command::Revoke(leases) => self.revoke(leases, &request.reason, now, &mut tokens)?,
-            Command::Cancel(jobs) => self.each(jobs, |tx, place| tx.cancel(place, now))?,
+            Command::Cancel(jobs) => self.each(jobs, |tx, location| tx.cancel(location, now))?,
             Command::Purge(jobs) => self.each(jobs, Self::purge)?,
-            Command::Reschedule { jobs, delay } => self.each(jobs, |tx, place| {
-                tx.reschedule(place, now, now.after(*delay))
+            Command::Reschedule { jobs, delay } => self.each(jobs, |tx, location| {
+                tx.reschedule(location, now, now.after(*delay))
             })?,
             Command::RetryDead(jobs) => self.retry_dead(jobs, now)?,
         };
         let tokens = serde_json::to_string(&tokens).map_err(|_| garbled())?;
-        self.sql("audit_new")?.execute(params![
+        self.sql(AUDIT_NEW)?.execute(params![
             self.namespace,
             time(now),
             request.actor,
@@ -71,8 +91,11 @@ impl Tx<'_> {
     fn selected(&mut self, jobs: &Select) -> Done<Vec<Selected>> {
         match jobs {
             Select::Job(id) => {
-                let place = self.find(*id)?;
-                Ok(place.map(|place| (*id, Some(place))).into_iter().collect())
+                let location = self.find(*id)?;
+                Ok(location
+                    .map(|location| (*id, Some(location)))
+                    .into_iter()
+                    .collect())
             }
             Select::State { queue, state, max } => match self.known(queue)? {
                 Some(queue) => self.in_state(queue, *state, *max),
@@ -87,20 +110,20 @@ impl Tx<'_> {
         let mut ids = match state {
             JobState::Leased => return self.leased_in(queue, max),
             JobState::Ready => {
-                let (from, to) = (first_slot(of, 0), first_slot(of + 1, 0));
-                self.ids("ready_ids", params![from, to, max as i64])?
+                let (from, to) = (first_position(of, 0), first_position(of + 1, 0));
+                self.ids(READY_IDS, params![from, to, max as i64])?
             }
-            state => self.ids("aside_ids", params![of, state_code(state), max as i64])?,
+            state => self.ids(ASIDE_IDS, params![of, state_code(state), max as i64])?,
         };
         if state == JobState::Ready {
             let left = (max - ids.len()) as i64;
-            ids.extend(self.ids("parked_ids", params![of, left])?);
+            ids.extend(self.ids(PARKED_IDS, params![of, left])?);
         }
         Ok(ids)
     }
 
-    fn ids(&mut self, name: &'static str, params: &[&dyn rusqlite::ToSql]) -> Done<Vec<Selected>> {
-        let mut select = self.sql(name)?;
+    fn ids(&mut self, sql: &'static str, params: &[&dyn rusqlite::ToSql]) -> Done<Vec<Selected>> {
+        let mut select = self.sql(sql)?;
         let ids = select.query_map(params, |row| Ok((JobId::from_bytes(row.get(0)?), None)))?;
         Ok(ids.collect::<Result<_, _>>()?)
     }
@@ -108,14 +131,14 @@ impl Tx<'_> {
     fn leased_in(&mut self, queue: usize, max: usize) -> Done<Vec<Selected>> {
         let of = self.queues[queue].id;
         let mut found = Vec::new();
-        for grant in self.grants_where("grants_of_queue", params![of])? {
+        for grant in self.grants_where(GRANTS_OF_QUEUE, params![of])? {
             self.open(grant, false)?;
             let Some(held) = self.held(grant)? else {
                 continue;
             };
             let leases = held.living().filter_map(|at| {
                 let id = JobId::from_bytes(held.head(at)?.id);
-                Some((id, Some(Place::Leased { grant, at })))
+                Some((id, Some(Location::Leased { grant, at })))
             });
             found.extend(leases.take(max - found.len()));
             if found.len() == max {
@@ -127,12 +150,12 @@ impl Tx<'_> {
 
     fn grants_where(
         &mut self,
-        name: &'static str,
+        sql: &'static str,
         params: &[&dyn rusqlite::ToSql],
     ) -> Done<Vec<FencingToken>> {
         self.save_grants()?;
         let ids: Vec<i64> = self
-            .sql(name)?
+            .sql(sql)?
             .query_map(params, |row| row.get(0))?
             .collect::<Result<_, _>>()?;
         let mut grants = Vec::with_capacity(ids.len());
@@ -149,17 +172,17 @@ impl Tx<'_> {
     fn each(
         &mut self,
         jobs: &Select,
-        mut act: impl FnMut(&mut Self, Place) -> Done<bool>,
+        mut act: impl FnMut(&mut Self, Location) -> Done<bool>,
     ) -> Done<Controlled> {
         let mut answer = Controlled::default();
         for (id, known) in self.selected(jobs)? {
             // A job that waits may have been moved by the one before it.
-            let place = match known {
-                Some(place @ Place::Leased { .. }) => Some(place),
+            let location = match known {
+                Some(location @ Location::Leased { .. }) => Some(location),
                 _ => self.find(id)?,
             };
-            let done = match place {
-                Some(place) => act(self, place)?,
+            let done = match location {
+                Some(location) => act(self, location)?,
                 None => false,
             };
             answer.done += u64::from(done);
@@ -168,18 +191,18 @@ impl Tx<'_> {
         Ok(answer)
     }
 
-    fn cancel(&mut self, place: Place, now: Timestamp) -> Done<bool> {
-        match place {
-            Place::Leased { grant, at } => {
+    fn cancel(&mut self, location: Location, now: Timestamp) -> Done<bool> {
+        match location {
+            Location::Leased { grant, at } => {
                 if self.held(grant)?.is_none_or(|held| held.cancel(at)) {
                     return Ok(false);
                 }
                 self.note(grant, at, |note: &mut Note| note.cancel = true)?;
                 Ok(true)
             }
-            place if is_settled(place) => Ok(false),
-            place => {
-                let Some((queue, job)) = self.take(place)? else {
+            location if is_settled(location) => Ok(false),
+            location => {
+                let Some((queue, job)) = self.take(location)? else {
                     return Ok(false);
                 };
                 if let Next::Settled { state, keep_until } =
@@ -192,11 +215,11 @@ impl Tx<'_> {
         }
     }
 
-    fn purge(&mut self, place: Place) -> Done<bool> {
-        if matches!(place, Place::Leased { .. }) {
+    fn purge(&mut self, location: Location) -> Done<bool> {
+        if matches!(location, Location::Leased { .. }) {
             return Ok(false);
         }
-        let Some((queue, job)) = self.take(place)? else {
+        let Some((queue, job)) = self.take(location)? else {
             return Ok(false);
         };
         self.free_unique(queue, &job)?;
@@ -205,11 +228,11 @@ impl Tx<'_> {
         Ok(true)
     }
 
-    fn reschedule(&mut self, place: Place, now: Timestamp, run_at: Timestamp) -> Done<bool> {
-        if is_settled(place) || matches!(place, Place::Leased { .. }) {
+    fn reschedule(&mut self, location: Location, now: Timestamp, run_at: Timestamp) -> Done<bool> {
+        if is_settled(location) || matches!(location, Location::Leased { .. }) {
             return Ok(false);
         }
-        let Some((queue, mut job)) = self.take(place)? else {
+        let Some((queue, mut job)) = self.take(location)? else {
             return Ok(false);
         };
         self.free_exclusive(queue, &job)?;
@@ -226,11 +249,11 @@ impl Tx<'_> {
         let mut answer = Controlled::default();
         let dead = state_code(JobState::Dead);
         for (id, known) in self.selected(jobs)? {
-            let place = match known {
-                Some(place) => Some(place),
+            let location = match known {
+                Some(location) => Some(location),
                 None => self.find(id)?,
             };
-            let Some(place @ Place::Aside { queue, state, .. }) = place else {
+            let Some(location @ Location::Aside { queue, state, .. }) = location else {
                 answer.skipped += 1;
                 continue;
             };
@@ -238,14 +261,14 @@ impl Tx<'_> {
                 answer.skipped += 1;
                 continue;
             }
-            let Some(job) = self.read(place)? else {
+            let Some(job) = self.read(location)? else {
                 continue;
             };
             if let Some(holder) = self.take_unique(queue, &job, now)? {
                 answer.duplicates.push((id, holder));
                 continue;
             }
-            if let Some((queue, mut job)) = self.take(place)? {
+            if let Some((queue, mut job)) = self.take(location)? {
                 ends::revive(&mut job, now);
                 self.join(queue, &job)?;
                 answer.done += 1;
@@ -264,16 +287,16 @@ impl Tx<'_> {
         let namespace = self.namespace;
         let grants = match leases {
             LeaseSelect::Job(id) => {
-                let Some(Place::Leased { grant, at }) = self.find_leased(*id)? else {
+                let Some(Location::Leased { grant, at }) = self.find_leased(*id)? else {
                     return Ok(Controlled::default());
                 };
                 vec![(grant, Some(at))]
             }
             LeaseSelect::Owner(owner) => {
-                all(self.grants_where("grants_by_owner", params![namespace, owner])?)
+                all(self.grants_where(GRANTS_BY_OWNER, params![namespace, owner])?)
             }
             LeaseSelect::Task(task) => {
-                all(self.grants_where("grants_by_task", params![namespace, task])?)
+                all(self.grants_where(GRANTS_BY_TASK, params![namespace, task])?)
             }
         };
         let mut done = 0;
@@ -317,6 +340,6 @@ fn one() -> Controlled {
     }
 }
 
-fn is_settled(place: Place) -> bool {
-    matches!(place, Place::Aside { state, .. } if state >= state_code(JobState::Completed))
+fn is_settled(location: Location) -> bool {
+    matches!(location, Location::Aside { state, .. } if state >= state_code(JobState::Completed))
 }

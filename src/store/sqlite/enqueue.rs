@@ -7,8 +7,20 @@ use super::tx::{Tx, moment, time};
 use crate::clock::Timestamp;
 use crate::error::Verb;
 use crate::job::{JobId, JobRecord, NewJob};
-use crate::store::answer::{read_enqueue, written_enqueue};
+use crate::store::sql::answer::{read_enqueue, written_enqueue};
 use crate::store::{EnqueueRequest, Enqueued};
+
+statements! {
+    IDS_TAKEN = "
+        SELECT EXISTS (SELECT 1 FROM leasehold_ready WHERE id BETWEEN ?1 AND ?2)
+            OR EXISTS (SELECT 1 FROM leasehold_aside WHERE id BETWEEN ?1 AND ?2)
+            OR EXISTS (SELECT 1 FROM leasehold_grants
+            WHERE last_job >= ?1 AND first_job <= ?2)";
+    UNIQUE_HOLDER = "SELECT job, until FROM leasehold_unique WHERE queue = ?1 AND key = ?2";
+    UNIQUE_TAKE = "
+        INSERT OR REPLACE INTO leasehold_unique (queue, key, job, until)
+        VALUES (?1, ?2, ?3, ?4)";
+}
 
 impl Tx<'_> {
     pub(super) fn enqueue(
@@ -52,7 +64,7 @@ impl Tx<'_> {
             return Ok(false);
         }
         let range = [first.as_bytes(), last.as_bytes()];
-        let taken: bool = self.sql("ids_taken")?.query_row(range, |row| row.get(0))?;
+        let taken: bool = self.sql(IDS_TAKEN)?.query_row(range, |row| row.get(0))?;
         Ok(!taken)
     }
 
@@ -84,7 +96,7 @@ impl Tx<'_> {
         let of = self.queues[queue].id;
         let key = unique.key.as_str().as_bytes();
         let held = self
-            .sql("unique_holder")?
+            .sql(UNIQUE_HOLDER)?
             .query_row(params![of, key], |row| {
                 Ok((row.get::<_, [u8; 16]>(0)?, row.get::<_, Option<i64>>(1)?))
             })
@@ -96,7 +108,7 @@ impl Tx<'_> {
             }
         }
         let until = unique.window.map(|window| time(now.after(window)));
-        self.sql("unique_take")?
+        self.sql(UNIQUE_TAKE)?
             .execute(params![of, key, job.id.as_bytes(), until])?;
         Ok(None)
     }

@@ -1,4 +1,5 @@
-//! Grants as they are read and written: see [`held`](crate::store::held).
+//! Grants of a transaction: read when first asked for, written once before the commit. Their form is
+//! that of [`StoredGrant`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,27 +8,44 @@ use bytes::Bytes;
 use rusqlite::{OptionalExtension, params};
 
 use super::fault::{Done, Fault, corrupt};
-use super::place::Place;
+use super::place::Location;
 use super::tx::{Tx, moment, time};
-use crate::clock::Timestamp;
-use crate::job::{JobId, JobRecord, JobState, SavedCheckpoint};
-use crate::lease::{FencingToken, Nonce, Receipt};
-use crate::rules::ends::{LeaseFacts, Next, Step};
-use crate::store::held::{HEAD, Head, Held, Misfit, Note, offset, place_in};
-use crate::store::record;
+use crate::job::{JobId, JobRecord, SavedCheckpoint};
+use crate::lease::{FencingToken, Nonce};
+use crate::rules::ends::LeaseFacts;
+use crate::store::codec;
+use crate::store::sql::grant::{HEAD, Misfit, Note, StoredGrant, index_in};
 
-/// What a receipt turned out to be.
-pub(super) struct Current {
-    pub(super) at: usize,
-    pub(super) queue: usize,
-    pub(super) late: bool,
-    pub(super) cancel: bool,
-    pub(super) flags: u16,
+statements! {
+    GRANT = "
+        SELECT queue, deadline, nonce, owner, task, granted_at, term, max_lifetime, renewals,
+            leases, live, noted, ended
+        FROM leasehold_grants WHERE id = ?1";
+    GRANT_SAVE = "
+        UPDATE leasehold_grants
+        SET deadline = ?2, renewals = ?3, live = ?4, noted = ?5, ended = ?6 WHERE id = ?1";
+    GRANT_SAVE_KEPT = "
+        UPDATE leasehold_grants SET renewals = ?2, live = ?3, noted = ?4, ended = ?5
+        WHERE id = ?1";
+    NOTES = "
+        SELECT token, cancel, progress, seq, checkpoint FROM leasehold_notes
+        WHERE token >= ?1 AND token < ?2";
+    NOTE_SAVE = "
+        INSERT OR REPLACE INTO leasehold_notes (token, cancel, progress, seq, checkpoint)
+        VALUES (?1, ?2, ?3, ?4, ?5)";
+    HEADS = "SELECT heads FROM leasehold_records WHERE id = ?1";
+    RECORDS = "SELECT records FROM leasehold_records WHERE id = ?1";
+    GRANT_END = "DELETE FROM leasehold_grants WHERE id = ?1";
+    RECORDS_END = "DELETE FROM leasehold_records WHERE id = ?1";
+    RECORDS_COMPACT = "UPDATE leasehold_records SET heads = ?2, records = ?3 WHERE id = ?1";
+    GRANTS_BY_JOB = "
+        SELECT g.id, r.heads FROM leasehold_grants g JOIN leasehold_records r ON r.id = g.id
+        WHERE g.first_job <= ?1 AND g.last_job >= ?1 ORDER BY g.id";
 }
 
 impl Tx<'_> {
     /// A live grant, read if it has not been.
-    pub(super) fn held(&mut self, id: FencingToken) -> Done<Option<&mut Held>> {
+    pub(super) fn held(&mut self, id: FencingToken) -> Done<Option<&mut StoredGrant>> {
         if !self.grants.contains_key(&id) {
             let Some(held) = self.load(id)? else {
                 return Ok(None);
@@ -37,11 +55,11 @@ impl Tx<'_> {
         Ok(self.grants.get_mut(&id).filter(|held| held.live > 0))
     }
 
-    fn load(&mut self, id: FencingToken) -> Done<Option<Held>> {
+    fn load(&mut self, id: FencingToken) -> Done<Option<StoredGrant>> {
         let Ok(number) = i64::try_from(id.get()) else {
             return Ok(None);
         };
-        let mut select = self.sql("grant")?;
+        let mut select = self.sql(GRANT)?;
         let mut rows = select.query([number])?;
         let Some(row) = rows.next()? else {
             return Ok(None);
@@ -50,7 +68,7 @@ impl Tx<'_> {
             return Ok(None);
         };
         let noted: bool = row.get(11)?;
-        let mut held = Held {
+        let mut held = StoredGrant {
             queue,
             deadline: moment(row.get(1)?),
             nonce: Nonce::from_bytes(row.get(2)?),
@@ -81,12 +99,12 @@ impl Tx<'_> {
 
     fn load_notes(&mut self, id: FencingToken, leases: usize) -> Done<BTreeMap<usize, Note>> {
         let first = id.get() as i64;
-        let mut select = self.sql("notes")?;
+        let mut select = self.sql(NOTES)?;
         let mut rows = select.query([first, first + leases as i64])?;
         let mut notes = BTreeMap::new();
         while let Some(row) = rows.next()? {
             let progress: Option<Vec<u8>> = row.get(2)?;
-            let progress = progress.map(|bytes| record::progress(&bytes.into()));
+            let progress = progress.map(|bytes| codec::progress(&bytes.into()));
             let seq: Option<i64> = row.get(3)?;
             let bytes: Option<Vec<u8>> = row.get(4)?;
             let note = Note {
@@ -109,7 +127,7 @@ impl Tx<'_> {
             None => (false, false),
         };
         if need_heads {
-            let heads: Vec<u8> = self.sql("heads")?.query_row([number], |row| row.get(0))?;
+            let heads: Vec<u8> = self.sql(HEADS)?.query_row([number], |row| row.get(0))?;
             if !heads.len().is_multiple_of(HEAD) {
                 return Err(corrupt("the heads of a grant are cut"));
             }
@@ -118,40 +136,12 @@ impl Tx<'_> {
                 .and_modify(|held| held.heads = Some(heads));
         }
         if need_records {
-            let records: Vec<u8> = self.sql("records")?.query_row([number], |row| row.get(0))?;
+            let records: Vec<u8> = self.sql(RECORDS)?.query_row([number], |row| row.get(0))?;
             self.grants
                 .entry(id)
                 .and_modify(|held| held.records = Some(records.into()));
         }
         Ok(())
-    }
-
-    /// The holder's lease, if the receipt is the current one.
-    pub(super) fn current(&mut self, receipt: &Receipt, now: Timestamp) -> Done<Option<Current>> {
-        if self.held(receipt.grant)?.is_none() {
-            return Ok(None);
-        }
-        self.open(receipt.grant, false)?;
-        let Some(held) = self.grants.get(&receipt.grant) else {
-            return Ok(None);
-        };
-        let Some(at) = offset(receipt.grant, receipt.token).filter(|at| held.is_live(*at)) else {
-            return Ok(None);
-        };
-        let Head { id, flags, .. } = held
-            .head(at)
-            .ok_or_else(|| corrupt("a lease has no record"))?;
-        let current = self.queues[held.queue].name == receipt.queue
-            && receipt.partition == 0
-            && held.nonce.matches(&receipt.nonce)
-            && id == *receipt.job.as_bytes();
-        Ok(current.then(|| Current {
-            at,
-            queue: held.queue,
-            late: held.deadline <= now,
-            cancel: held.cancel(at),
-            flags,
-        }))
     }
 
     /// A leased job as it stands, with what its lease has saved, and the facts of the lease.
@@ -169,7 +159,7 @@ impl Tx<'_> {
         };
         let token = grant.plus(at as u64);
         let record = held.record(at)?;
-        let mut job = record::decode(&record, self.kinds).map_err(Fault::Broken)?;
+        let mut job = codec::decode(&record, self.kinds).map_err(Fault::Broken)?;
         if let Some((seq, bytes)) = held.note(at).and_then(|note| note.checkpoint.clone()) {
             job.checkpoint = Some(Box::new(SavedCheckpoint { token, seq, bytes }));
         }
@@ -177,24 +167,24 @@ impl Tx<'_> {
     }
 
     /// Finds a leased job by its id, among the grants whose bounds admit it.
-    pub(super) fn find_leased(&mut self, id: JobId) -> Done<Option<Place>> {
+    pub(super) fn find_leased(&mut self, id: JobId) -> Done<Option<Location>> {
         self.save_grants()?;
         let mut found = Vec::new();
         {
-            let mut select = self.sql("grants_by_job")?;
+            let mut select = self.sql(GRANTS_BY_JOB)?;
             let mut rows = select.query([id.as_bytes()])?;
             while let Some(row) = rows.next()? {
                 let heads = row.get_ref(1)?.as_blob().unwrap_or_default();
                 let mut ids = heads.chunks_exact(HEAD);
                 if let Some(head) = ids.find(|head| head.starts_with(id.as_bytes())) {
                     let grant = FencingToken::new(row.get::<_, i64>(0)? as u64);
-                    found.push((grant, place_in(head)));
+                    found.push((grant, index_in(head)));
                 }
             }
         }
         for (grant, at) in found {
             if self.held(grant)?.is_some_and(|held| held.is_live(at)) {
-                return Ok(Some(Place::Leased { grant, at }));
+                return Ok(Some(Location::Leased { grant, at }));
             }
         }
         Ok(None)
@@ -216,11 +206,11 @@ impl Tx<'_> {
         change(note);
         let progress = note.progress.as_ref().map(|progress| {
             let mut out = Vec::new();
-            record::put_progress(&mut out, progress);
+            codec::put_progress(&mut out, progress);
             out
         });
         let note = note.clone();
-        self.sql("note_save")?.execute(params![
+        self.sql(NOTE_SAVE)?.execute(params![
             (grant.get() + at as u64) as i64,
             note.cancel,
             progress,
@@ -228,63 +218,6 @@ impl Tx<'_> {
             note.checkpoint.as_ref().map(|(_, bytes)| &bytes[..])
         ])?;
         Ok(())
-    }
-
-    /// Takes a lease out of its grant, and what is noted of it with it.
-    pub(super) fn take_lease(&mut self, grant: FencingToken, at: usize) -> Done<()> {
-        let Some(held) = self.grants.get_mut(&grant).filter(|held| held.is_live(at)) else {
-            return Ok(());
-        };
-        let noted = held.end(at);
-        let queue = held.queue;
-        let queue = self.at(queue);
-        queue.ledger.live -= 1;
-        queue.counts.leased -= 1;
-        if noted {
-            let token = (grant.get() + at as u64) as i64;
-            self.sql("note_end")?.execute([token])?;
-        }
-        Ok(())
-    }
-
-    /// Ends a lease: counts it, and puts the job where it goes. A job that goes to the front is
-    /// returned, to be put there with the others of the step.
-    pub(super) fn end(
-        &mut self,
-        queue: usize,
-        grant: FencingToken,
-        facts: &LeaseFacts,
-        mut job: JobRecord,
-        step: Step,
-        now: Timestamp,
-    ) -> Done<Option<(FencingToken, JobRecord)>> {
-        let Some(at) = offset(grant, facts.token) else {
-            return Ok(None);
-        };
-        self.take_lease(grant, at)?;
-        self.at(queue).ledger.count(step.end);
-        let next = step.next;
-        let gone = Next::Settled {
-            state: JobState::Completed,
-            keep_until: None,
-        };
-        if next != gone {
-            step.apply(&mut job, facts, now);
-        }
-        match next {
-            Next::Front => return Ok(Some((facts.token, job))),
-            Next::Back => self.put_back(queue, &job)?,
-            Next::Scheduled { keeps_key } => {
-                if !keeps_key {
-                    self.free_exclusive(queue, &job)?;
-                }
-                self.put_scheduled(queue, &job)?;
-            }
-            Next::Settled { state, keep_until } => {
-                self.put_settled(queue, &job, state, keep_until, now)?;
-            }
-        }
-        Ok(None)
     }
 
     /// Writes the grants that changed. Needed before anything looks for grants by their columns.
@@ -304,17 +237,17 @@ impl Tx<'_> {
         for id in over {
             self.grants.remove(&id);
             let first = id.get() as i64;
-            self.sql("grant_end")?.execute([first])?;
-            self.sql("records_end")?.execute([first])?;
+            self.sql(GRANT_END)?.execute([first])?;
+            self.sql(RECORDS_END)?.execute([first])?;
         }
         Ok(())
     }
 }
 
-fn save(db: &rusqlite::Connection, id: FencingToken, held: &mut Held) -> Done<()> {
+fn save(db: &rusqlite::Connection, id: FencingToken, held: &mut StoredGrant) -> Done<()> {
     let number = id.get() as i64;
     if std::mem::take(&mut held.moved) {
-        super::sql::statement(db, "grant_save")?.execute(params![
+        db.prepare_cached(GRANT_SAVE)?.execute(params![
             number,
             time(held.deadline),
             held.renewals,
@@ -323,7 +256,7 @@ fn save(db: &rusqlite::Connection, id: FencingToken, held: &mut Held) -> Done<()
             held.ended
         ])?;
     } else {
-        super::sql::statement(db, "grant_save_kept")?.execute(params![
+        db.prepare_cached(GRANT_SAVE_KEPT)?.execute(params![
             number,
             held.renewals,
             held.live as i64,
@@ -335,18 +268,19 @@ fn save(db: &rusqlite::Connection, id: FencingToken, held: &mut Held) -> Done<()
 }
 
 /// Drops the records of ended leases once they are at least half of what is stored.
-fn compact(db: &rusqlite::Connection, number: i64, held: &mut Held) -> Done<()> {
+fn compact(db: &rusqlite::Connection, number: i64, held: &mut StoredGrant) -> Done<()> {
     if !held.wants_compaction() {
         return Ok(());
     }
     if held.records.is_none() {
-        let records: Option<Vec<u8>> = super::sql::statement(db, "records")?
+        let records: Option<Vec<u8>> = db
+            .prepare_cached(RECORDS)?
             .query_row([number], |row| row.get(0))
             .optional()?;
         held.records = records.map(Bytes::from);
     }
     held.compact()?;
-    super::sql::statement(db, "records_compact")?.execute(params![
+    db.prepare_cached(RECORDS_COMPACT)?.execute(params![
         number,
         held.heads,
         held.records.as_deref()

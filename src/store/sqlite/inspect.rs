@@ -5,8 +5,8 @@
 use rusqlite::{OptionalExtension, params};
 
 use super::fault::{Done, Fault, corrupt};
-use super::place::{Place, first_slot, line_of_slot, queue_of_slot};
-use super::tx::{LINES, Queue, Tx, moment};
+use super::place::{Location, first_position, queue_of_position, tier_of_position};
+use super::tx::{Queue, Tx, moment};
 use crate::clock::Timestamp;
 use crate::inspect::{
     AuditView, JobView, LeaseFilter, LeaseView, Page, Paged, ParkedView, Query, QueueView, View,
@@ -15,11 +15,56 @@ use crate::job::{JobId, JobRecord, JobState, QueueName};
 use crate::lease::FencingToken;
 use crate::limits;
 use crate::rules::ends::LeaseFacts;
-use crate::store::line::{
-    after_key, foreign, hex, lease_view, paged, pair, parked, parked_view, rows, single,
-    state_code, waiting,
-};
-use crate::store::record;
+use crate::rules::order::{TIERS, is_suspects};
+use crate::store::codec;
+use crate::store::sql::cursor::{after_key, foreign, hex, paged, pair, parked, rows, single};
+use crate::store::sql::view::{lease_view, parked_view, state_code, waiting};
+
+statements! {
+    READY_HEAD = "
+        SELECT position, record FROM leasehold_ready WHERE position >= ?1 AND position < ?2
+        ORDER BY position LIMIT 1";
+    READY_POSITION = "
+        SELECT position FROM leasehold_ready WHERE position >= ?1 AND position < ?2
+        ORDER BY position LIMIT 1";
+    READY_ROWS = "
+        SELECT position, record FROM leasehold_ready WHERE position >= ?1 AND position < ?2
+        ORDER BY position LIMIT ?3";
+    GRANTS_BY_DEADLINE = "
+        SELECT id, deadline FROM leasehold_grants WHERE queue = ?1 AND deadline >= ?2
+          AND (deadline > ?2 OR id + leases > ?3)
+          AND (?4 IS NULL OR owner = ?4) AND (?5 IS NULL OR task = ?5)
+        ORDER BY deadline, id LIMIT ?6";
+    GRANTS_BY_TOKEN = "
+        SELECT id FROM leasehold_grants
+        WHERE queue = ?1 AND id + leases > ?2 AND id > ?3 ORDER BY id LIMIT ?4";
+    PARKED_PAGE = "
+        SELECT key, seq, record FROM leasehold_aside
+        WHERE queue = ?1 AND state = 1 AND (key, seq) > (?2, ?3)
+        ORDER BY key, seq LIMIT ?4";
+    PARKED_KEYS = "
+        WITH RECURSIVE keys (key) AS (
+            SELECT min(key) FROM leasehold_aside
+            WHERE queue = ?1 AND state = 1 AND key >= ?2
+            UNION ALL
+            SELECT (SELECT min(key) FROM leasehold_aside
+                    WHERE queue = ?1 AND state = 1 AND key > keys.key)
+            FROM keys WHERE keys.key IS NOT NULL LIMIT ?3
+        )
+        SELECT key, (
+            SELECT count(*) FROM (
+                SELECT 1 FROM leasehold_aside
+                WHERE queue = ?1 AND state = 1 AND key = keys.key LIMIT ?4
+            )
+        ) FROM keys WHERE key IS NOT NULL";
+    ASIDE_PAGE = "
+        SELECT at, seq, record FROM leasehold_aside
+        WHERE queue = ?1 AND state = ?2 AND (at, seq) > (?3, ?4)
+        ORDER BY at, seq LIMIT ?5";
+    AUDIT_PAGE = "
+        SELECT id, at, actor, reason, command, done, tokens FROM leasehold_audit
+        WHERE namespace = ?1 AND id < ?2 ORDER BY id DESC LIMIT ?3";
+}
 
 impl Tx<'_> {
     pub(super) fn inspect(&mut self, query: &Query, now: Timestamp) -> Done<View> {
@@ -34,13 +79,8 @@ impl Tx<'_> {
     }
 
     fn queue_views(&mut self, now: Timestamp) -> Done<Vec<QueueView>> {
-        let queues: Vec<_> = self
-            .sql("queues")?
-            .query_map([self.namespace], Queue::read)?
-            .collect::<Result<_, _>>()?;
-        let mut views = Vec::with_capacity(queues.len());
-        for queue in queues {
-            let queue = queue?;
+        let mut views = Vec::new();
+        for queue in self.all_queues()? {
             let oldest = self.oldest(&queue)?;
             views.push(QueueView {
                 queue: queue.name,
@@ -54,22 +94,24 @@ impl Tx<'_> {
         Ok(views)
     }
 
-    /// When the longest due of the jobs at the heads of the lines fell due.
+    /// When the longest due of the jobs at the heads of the tiers fell due.
     fn oldest(&mut self, queue: &Queue) -> Done<Option<Timestamp>> {
         let mut oldest: Option<Timestamp> = None;
-        let end = first_slot(queue.id + 1, 0);
-        let mut line = 0;
-        while line < LINES && queue.counts.ready > queue.counts.parked {
+        let end = first_position(queue.id + 1, 0);
+        let mut tier = 0;
+        while tier < TIERS && queue.counts.ready > queue.counts.parked {
             let head = self
-                .sql("ready_head")?
-                .query_row([first_slot(queue.id, line), end], |row| {
-                    let run_at = record::run_at_of(row.get_ref(1)?.as_blob().unwrap_or_default());
+                .sql(READY_HEAD)?
+                .query_row([first_position(queue.id, tier), end], |row| {
+                    let run_at = codec::run_at_of(row.get_ref(1)?.as_blob().unwrap_or_default());
                     Ok((row.get::<_, i64>(0)?, run_at))
                 })
                 .optional()?;
-            let Some((slot, run_at)) = head else { break };
+            let Some((position, run_at)) = head else {
+                break;
+            };
             oldest = oldest.into_iter().chain(run_at).min();
-            line = line_of_slot(slot) + 1;
+            tier = tier_of_position(position) + 1;
         }
         Ok(oldest)
     }
@@ -90,16 +132,13 @@ impl Tx<'_> {
                 Some(queue) => vec![self.queues[queue].id],
                 None => Vec::new(),
             },
-            None => self
-                .sql("queue_ids")?
-                .query_map([self.namespace], |row| row.get(0))?
-                .collect::<Result<_, _>>()?,
+            None => self.queue_ids()?,
         };
         // One more than the page and its end: of the grant in which the last page ended, all may be
         // over.
         let mut grants: Vec<(i64, i64)> = Vec::new();
         for queue in queues {
-            let mut select = self.sql("grants_by_deadline")?;
+            let mut select = self.sql(GRANTS_BY_DEADLINE)?;
             let found = select.query_map(
                 params![
                     queue,
@@ -153,18 +192,18 @@ impl Tx<'_> {
     }
 
     fn job_view(&mut self, id: JobId, now: Timestamp) -> Done<Option<JobView>> {
-        let Some(place) = self.find(id)? else {
+        let Some(location) = self.find(id)? else {
             return Ok(None);
         };
-        if let Place::Leased { grant, at } = place {
+        if let Location::Leased { grant, at } = location {
             return self.leased_view(grant, at, now);
         }
-        let Some(job) = self.read(place)? else {
+        let Some(job) = self.read(location)? else {
             return Ok(None);
         };
-        Ok(match place {
-            Place::Line { queue, .. } => Some(self.waiting(queue, JobState::Ready, job)),
-            Place::Aside {
+        Ok(match location {
+            Location::Ready { queue, .. } => Some(self.waiting(queue, JobState::Ready, job)),
+            Location::Aside {
                 queue, state, at, ..
             } => {
                 let known = JobState::ALL.into_iter().find(|s| state_code(*s) == state);
@@ -174,7 +213,7 @@ impl Tx<'_> {
                 view.settled_at = known.is_settled().then_some(at);
                 Some(view)
             }
-            Place::Leased { .. } => None,
+            Location::Leased { .. } => None,
         })
     }
 
@@ -217,17 +256,17 @@ impl Tx<'_> {
         Ok(paged(views, rows))
     }
 
-    /// Those in line first, then those parked behind their keys.
+    /// Those in tier first, then those parked behind their keys.
     fn ready(&mut self, queue: usize, page: &Page, rows: usize) -> Done<Vec<(String, JobView)>> {
         let of = self.queues[queue].id;
         let mut views = Vec::new();
         let mut parked_after = (Vec::new(), -1);
-        let mut from = Some(first_slot(of, 0));
+        let mut from = Some(first_position(of, 0));
         if let Some(cursor) = &page.after {
             match cursor.split_at_checked(1) {
-                Some(("s", slot)) => {
-                    let slot = single(Some(slot), 0).map_err(Fault::Refused)?;
-                    from = Some(slot + 1);
+                Some(("s", position)) => {
+                    let position = single(Some(position), 0).map_err(Fault::Refused)?;
+                    from = Some(position + 1);
                 }
                 Some(("p", rest)) => {
                     parked_after = parked(rest).map_err(Fault::Refused)?;
@@ -236,20 +275,20 @@ impl Tx<'_> {
                 _ => return Err(Fault::Refused(foreign(cursor))),
             }
         }
-        if let Some(from) = from.filter(|from| queue_of_slot(*from) == of) {
+        if let Some(from) = from.filter(|from| queue_of_position(*from) == of) {
             let mut found: Vec<(i64, Vec<u8>)> = Vec::new();
             {
-                let mut select = self.sql("ready_page")?;
+                let mut select = self.sql(READY_ROWS)?;
                 let mut found_rows =
-                    select.query([from, first_slot(of + 1, 0), rows as i64 + 1])?;
+                    select.query([from, first_position(of + 1, 0), rows as i64 + 1])?;
                 while let Some(row) = found_rows.next()? {
                     found.push((row.get(0)?, row.get(1)?));
                 }
             }
-            for (slot, record) in found {
+            for (position, record) in found {
                 let job = self.decode(record)?;
                 views.push((
-                    format!("s{slot}"),
+                    format!("s{position}"),
                     self.waiting(queue, JobState::Ready, job),
                 ));
             }
@@ -257,7 +296,7 @@ impl Tx<'_> {
         let left = rows + 1 - views.len().min(rows + 1);
         let mut parked: Vec<(Vec<u8>, i64, Vec<u8>)> = Vec::new();
         {
-            let mut select = self.sql("parked_page")?;
+            let mut select = self.sql(PARKED_PAGE)?;
             let (key, seq) = parked_after;
             let mut found = select.query(params![of, key, seq, left as i64])?;
             while let Some(row) = found.next()? {
@@ -279,7 +318,7 @@ impl Tx<'_> {
             return Ok(paged(Vec::new(), rows));
         };
         let of = self.queues[queue].id;
-        let mut select = self.sql("parked_keys")?;
+        let mut select = self.sql(PARKED_KEYS)?;
         let (from, most) = (after_key(page), ParkedView::MOST as i64);
         let mut found = select.query(params![of, from, rows as i64 + 1, most])?;
         let mut views = Vec::new();
@@ -301,7 +340,7 @@ impl Tx<'_> {
         let of = self.queues[queue].id;
         let least = after.saturating_sub(limits::GRANT_LEASES as i64);
         let grants: Vec<i64> = self
-            .sql("grants_by_token")?
+            .sql(GRANTS_BY_TOKEN)?
             .query_map(params![of, after + 1, least, rows as i64 + 2], |row| {
                 row.get(0)
             })?
@@ -339,7 +378,7 @@ impl Tx<'_> {
         let of = self.queues[queue].id;
         let mut found: Vec<(i64, i64, Vec<u8>)> = Vec::new();
         {
-            let mut select = self.sql("aside_page")?;
+            let mut select = self.sql(ASIDE_PAGE)?;
             let code = state_code(state);
             let mut found_rows = select.query(params![of, code, after, seq, rows as i64 + 1])?;
             while let Some(row) = found_rows.next()? {
@@ -359,7 +398,7 @@ impl Tx<'_> {
     fn audit(&mut self, page: &Page) -> Done<Paged<AuditView>> {
         let rows = rows(page).map_err(Fault::Refused)?;
         let before = single(page.after.as_deref(), i64::MAX).map_err(Fault::Refused)?;
-        let mut select = self.sql("audit_page")?;
+        let mut select = self.sql(AUDIT_PAGE)?;
         let mut found = select.query(params![self.namespace, before, rows as i64 + 1])?;
         let mut views = Vec::new();
         while let Some(row) = found.next()? {
@@ -378,7 +417,7 @@ impl Tx<'_> {
         Ok(paged(views, rows))
     }
 
-    /// Whether one of the queues has a job in line, and when the first of their scheduled jobs is due.
+    /// Whether one of the queues has a job in tier, and when the first of their scheduled jobs is due.
     pub(super) fn look(
         &mut self,
         queues: &[QueueName],
@@ -394,19 +433,19 @@ impl Tx<'_> {
             if at.paused || at.counts.ready == at.counts.parked {
                 continue;
             }
-            let end = first_slot(at.id + 1, 0);
-            let mut from = first_slot(at.id, usize::from(!suspects));
+            let end = first_position(at.id + 1, 0);
+            let mut from = first_position(at.id, usize::from(!suspects));
             loop {
-                let slot = self
-                    .sql("ready_slot")?
+                let position = self
+                    .sql(READY_POSITION)?
                     .query_row([from, end], |row| row.get::<_, i64>(0))
                     .optional()?;
-                let Some(slot) = slot else { break };
-                let line = line_of_slot(slot);
-                if suspects || line % 2 == 1 {
+                let Some(position) = position else { break };
+                let tier = tier_of_position(position);
+                if suspects || !is_suspects(tier) {
                     return Ok((true, first_due));
                 }
-                from = first_slot(queue_of_slot(slot), line + 1);
+                from = first_position(queue_of_position(position), tier + 1);
             }
         }
         Ok((false, first_due))

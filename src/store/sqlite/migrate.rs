@@ -10,11 +10,13 @@ use std::time::Duration;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
 
 use super::fault::{Done, Fault, corrupt, explain};
-use super::sql::CACHED;
 use super::turn::Turn;
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind};
 use crate::rules::issue::Issuer;
+
+/// More than there are statements: none is ever prepared twice by one connection.
+pub(super) const CACHED: usize = 128;
 
 /// Each brings the tables from the version of its place in the list to the next.
 const MIGRATIONS: [&str; 1] = [include_str!("schema.sql")];

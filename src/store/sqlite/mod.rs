@@ -1,8 +1,8 @@
 //! The embedded store: one file, several processes of one machine.
 //!
 //! Every call is a message to the one [writer](writer) of the handle, which merges what waits into
-//! one transaction ([`tx`]) and answers after the commit. The verbs are files: `claim.rs` holds the
-//! logic and `claim.sql` the statements. Reads have connections of their own and never wait for it.
+//! one transaction ([`tx`]) and answers after the commit. Each verb is a file, with its statements at
+//! the top. Reads have connections of their own and never wait for it.
 //!
 //! **Durability.** With `synchronous = FULL`, the default, an answered call survives the loss of
 //! power. With [`SqliteOptions::synchronous_normal`] it survives the death of the process; the loss
@@ -28,7 +28,7 @@ use self::poll::Poll;
 use self::turn::Turn;
 use self::tx::Tx;
 use self::writer::{Call, Reply, Work, Writer, at};
-use super::record::Kinds;
+use super::codec::Kinds;
 use super::wake::Wakers;
 use super::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
@@ -41,6 +41,16 @@ use crate::inspect::{Query, View};
 use crate::job::{Namespace, QueueName};
 use crate::lease::Verdict;
 use crate::limits;
+
+/// Declares the statements of a file. No other file can use them, and one that its own does not use
+/// is an error.
+macro_rules! statements {
+    ($($name:ident = $sql:expr;)*) => {
+        $(const $name: &str = $sql;)*
+        #[cfg(test)]
+        pub(super) const STATEMENTS: &[(&str, &str)] = &[$((stringify!($name), $name)),*];
+    };
+}
 
 mod checkpoint;
 mod claim;
@@ -57,9 +67,7 @@ mod poll;
 mod prune;
 mod reap;
 mod renew;
-mod session;
 mod settle;
-mod sql;
 #[cfg(test)]
 mod tests;
 mod turn;

@@ -1,7 +1,7 @@
 //! Where a job that is not leased goes, and how it is found again.
 //!
-//! A ready job's *slot* is one number: queue, line, place. A line's places start in the middle of
-//! their range and grow both ways, so that a job can be put ahead of all others.
+//! A ready job's *position* is one number: queue, tier, index. A tier's indices start in the middle
+//! of their range and grow both ways, so that a job can be put ahead of all others.
 
 use rusqlite::{OptionalExtension, params};
 
@@ -12,21 +12,53 @@ use crate::error::{Error, ErrorKind};
 use crate::inspect::Counts;
 use crate::job::{JobId, JobRecord, JobState};
 use crate::lease::FencingToken;
-use crate::store::line::{PARKED, SCHEDULED, line_of, state_code};
-use crate::store::record;
+use crate::rules::order::{is_suspects, tier_of};
+use crate::store::codec;
+use crate::store::sql::view::{PARKED, SCHEDULED, state_code};
 
-/// Bits of a place: at 200,000 jobs a second into a line that is never empty, 127 days each way.
-const PLACE_BITS: u32 = 42;
-const LINE_BITS: u32 = 4;
+statements! {
+    BOUNDS = "
+        SELECT (SELECT position FROM leasehold_ready WHERE position >= ?1 AND position < ?2
+                ORDER BY position LIMIT 1),
+               (SELECT position FROM leasehold_ready WHERE position >= ?1 AND position < ?2
+                ORDER BY position DESC LIMIT 1)";
+    PUT_READY = "INSERT INTO leasehold_ready (position, id, record) VALUES (?1, ?2, ?3)";
+    PUT_ASIDE = "
+        INSERT INTO leasehold_aside (id, queue, state, at, seq, key, keep_until, record)
+        VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+    FIRST_DUE = "
+        SELECT at FROM leasehold_aside WHERE queue = ?1 AND state = 0
+        ORDER BY at, seq LIMIT 1";
+    UNIQUE_FREE = "
+        DELETE FROM leasehold_unique
+        WHERE queue = ?1 AND key = ?2 AND job = ?3 AND until IS NULL";
+    KEY_OWNER = "SELECT head FROM leasehold_exclusive WHERE queue = ?1 AND key = ?2";
+    KEY_TAKE = "
+        INSERT OR REPLACE INTO leasehold_exclusive (queue, key, head) VALUES (?1, ?2, ?3)";
+    KEY_FREE = "DELETE FROM leasehold_exclusive WHERE queue = ?1 AND key = ?2";
+    NEXT_PARKED = "
+        SELECT row, record FROM leasehold_aside
+        WHERE queue = ?1 AND key = ?2 AND state = 1 ORDER BY seq LIMIT 1";
+    TAKE_ASIDE = "DELETE FROM leasehold_aside WHERE row = ?1";
+    TAKE_READY = "DELETE FROM leasehold_ready WHERE position BETWEEN ?1 AND ?2";
+    READY_BY_ID = "SELECT position FROM leasehold_ready WHERE id = ?1";
+    READY_RECORD = "SELECT record FROM leasehold_ready WHERE position = ?1";
+    ASIDE_BY_ID = "SELECT row, queue, state, at FROM leasehold_aside WHERE id = ?1";
+    ASIDE_RECORD = "SELECT record FROM leasehold_aside WHERE row = ?1";
+}
+
+/// Bits of an index: at 200,000 jobs a second into a tier that is never empty, 127 days each way.
+const INDEX_BITS: u32 = 42;
+const TIER_BITS: u32 = 4;
 /// What is left of a positive number for the queue.
-pub(super) const QUEUES_MAX: i64 = (1 << (63 - PLACE_BITS - LINE_BITS)) - 1;
+pub(super) const QUEUES_MAX: i64 = (1 << (63 - INDEX_BITS - TIER_BITS)) - 1;
 
 /// Where a job is.
 #[derive(Clone, Copy)]
-pub(super) enum Place {
-    Line {
+pub(super) enum Location {
+    Ready {
         queue: usize,
-        slot: i64,
+        position: i64,
     },
     Aside {
         queue: usize,
@@ -40,22 +72,22 @@ pub(super) enum Place {
     },
 }
 
-/// The first slot of a line, or with line 0 of a queue.
-pub(super) fn first_slot(queue: i64, line: usize) -> i64 {
-    (queue << (PLACE_BITS + LINE_BITS)) + ((line as i64) << PLACE_BITS)
+/// The first position of a tier, or with tier 0 of a queue.
+pub(super) fn first_position(queue: i64, tier: usize) -> i64 {
+    (queue << (INDEX_BITS + TIER_BITS)) + ((tier as i64) << INDEX_BITS)
 }
 
-/// The line of a slot.
-pub(super) fn line_of_slot(slot: i64) -> usize {
-    (slot >> PLACE_BITS) as usize & ((1 << LINE_BITS) - 1)
+/// The tier of a position.
+pub(super) fn tier_of_position(position: i64) -> usize {
+    (position >> INDEX_BITS) as usize & ((1 << TIER_BITS) - 1)
 }
 
-/// The queue of a slot.
-pub(super) fn queue_of_slot(slot: i64) -> i64 {
-    slot >> (PLACE_BITS + LINE_BITS)
+/// The queue of a position.
+pub(super) fn queue_of_position(position: i64) -> i64 {
+    position >> (INDEX_BITS + TIER_BITS)
 }
 
-pub(super) fn count_of(counts: &mut Counts, state: i64) -> &mut u64 {
+fn count_of(counts: &mut Counts, state: i64) -> &mut u64 {
     match state {
         SCHEDULED => &mut counts.scheduled,
         3 => &mut counts.completed,
@@ -66,18 +98,18 @@ pub(super) fn count_of(counts: &mut Counts, state: i64) -> &mut u64 {
 }
 
 impl Tx<'_> {
-    /// A job falls due: it goes to the back of its line, or behind the others of its exclusive key.
+    /// A job falls due: it goes to the back of its tier, or behind the others of its exclusive key.
     pub(super) fn join(&mut self, queue: usize, job: &JobRecord) -> Done<()> {
         if let Some(key) = &job.exclusive {
             let seq = self.next_seq(queue);
             let of = self.queues[queue].id;
             let key = key.as_str().as_bytes();
-            let head = self
-                .sql("exclusive_head")?
+            let owner = self
+                .sql(KEY_OWNER)?
                 .query_row(params![of, key], |row| row.get::<_, [u8; 16]>(0))
                 .optional()?;
-            match head {
-                Some(head) if head != *job.id.as_bytes() => {
+            match owner {
+                Some(owner) if owner != *job.id.as_bytes() => {
                     self.insert_aside(queue, job, PARKED, Timestamp::ZERO, seq, None)?;
                     let counts = &mut self.at(queue).counts;
                     counts.ready += 1;
@@ -86,7 +118,7 @@ impl Tx<'_> {
                 }
                 Some(_) => {}
                 None => {
-                    self.sql("exclusive_set")?
+                    self.sql(KEY_TAKE)?
                         .execute(params![of, key, job.id.as_bytes()])?;
                 }
             }
@@ -95,13 +127,13 @@ impl Tx<'_> {
     }
 
     pub(super) fn put_back(&mut self, queue: usize, job: &JobRecord) -> Done<()> {
-        let line = line_of(job);
-        let (first, last) = self.ends(queue, line)?;
-        self.at(queue).ends[line] = Some((first, last + 1));
-        self.put(queue, line, last + 1, job)
+        let tier = tier_of(job);
+        let (first, last) = self.bounds(queue, tier)?;
+        self.at(queue).bounds[tier] = Some((first, last + 1));
+        self.put(queue, tier, last + 1, job)
     }
 
-    /// Puts jobs ahead of everything in their lines, in token order.
+    /// Puts jobs ahead of everything in their tiers, in token order.
     pub(super) fn put_front(
         &mut self,
         queue: usize,
@@ -109,41 +141,43 @@ impl Tx<'_> {
     ) -> Done<()> {
         jobs.sort_by_key(|(token, _)| *token);
         for (_, job) in jobs.iter().rev() {
-            let line = line_of(job);
-            let (first, last) = self.ends(queue, line)?;
-            self.at(queue).ends[line] = Some((first - 1, last));
-            self.put(queue, line, first - 1, job)?;
+            let tier = tier_of(job);
+            let (first, last) = self.bounds(queue, tier)?;
+            self.at(queue).bounds[tier] = Some((first - 1, last));
+            self.put(queue, tier, first - 1, job)?;
         }
         Ok(())
     }
 
-    /// The outermost slots of a line. Of an empty one: a pair that both ends can grow from.
-    fn ends(&mut self, queue: usize, line: usize) -> Done<(i64, i64)> {
+    /// The outermost positions of a tier. Of an empty one: a pair that both ends can grow from.
+    fn bounds(&mut self, queue: usize, tier: usize) -> Done<(i64, i64)> {
         let at = &self.queues[queue];
-        if let Some(ends) = at.ends[line] {
-            return Ok(ends);
+        if let Some(bounds) = at.bounds[tier] {
+            return Ok(bounds);
         }
-        let start = first_slot(at.id, line);
-        let end = start + (1 << PLACE_BITS);
+        let start = first_position(at.id, tier);
+        let end = start + (1 << INDEX_BITS);
         let (first, last): (Option<i64>, Option<i64>) = self
-            .sql("line_ends")?
+            .sql(BOUNDS)?
             .query_row([start, end], |row| Ok((row.get(0)?, row.get(1)?)))?;
-        let middle = start + (1 << (PLACE_BITS - 1));
+        let middle = start + (1 << (INDEX_BITS - 1));
         Ok((first.unwrap_or(middle), last.unwrap_or(middle - 1)))
     }
 
-    fn put(&mut self, queue: usize, line: usize, slot: i64, job: &JobRecord) -> Done<()> {
-        if line_of_slot(slot) != line || queue_of_slot(slot) != self.queues[queue].id {
-            let why = "a line of the queue has no places left; let it run empty once";
+    fn put(&mut self, queue: usize, tier: usize, position: i64, job: &JobRecord) -> Done<()> {
+        if tier_of_position(position) != tier
+            || queue_of_position(position) != self.queues[queue].id
+        {
+            let why = "a tier of the queue has no positions left; let it run empty once";
             return Err(Fault::Broken(Error::new(ErrorKind::Full, why)));
         }
         self.scratch.clear();
-        record::encode(job, &mut self.scratch);
-        self.sql("put_ready")?
-            .execute(params![slot, job.id.as_bytes(), self.scratch])?;
+        codec::encode(job, &mut self.scratch);
+        self.sql(PUT_READY)?
+            .execute(params![position, job.id.as_bytes(), self.scratch])?;
         let at = self.at(queue);
         at.counts.ready += 1;
-        let suspect = line.is_multiple_of(2);
+        let suspect = is_suspects(tier);
         let name = &self.queues[queue].name;
         match self.bells.last_mut() {
             Some((last, same, jobs)) if last == name && *same == suspect => *jobs += 1,
@@ -172,7 +206,7 @@ impl Tx<'_> {
             return Ok(None);
         }
         let first = self
-            .sql("first_due")?
+            .sql(FIRST_DUE)?
             .query_row([at.id], |row| row.get(0))
             .optional()?;
         Ok(first.map(moment))
@@ -210,9 +244,9 @@ impl Tx<'_> {
         keep_until: Option<i64>,
     ) -> Done<()> {
         self.scratch.clear();
-        record::encode(job, &mut self.scratch);
+        codec::encode(job, &mut self.scratch);
         let key = job.exclusive.as_ref().filter(|_| state == PARKED);
-        self.sql("put_aside")?.execute(params![
+        self.sql(PUT_ASIDE)?.execute(params![
             job.id.as_bytes(),
             self.queues[queue].id,
             state,
@@ -227,7 +261,7 @@ impl Tx<'_> {
 
     pub(super) fn free_unique(&mut self, queue: usize, job: &JobRecord) -> Done<()> {
         if let Some(unique) = &job.unique {
-            self.sql("unique_free")?.execute(params![
+            self.sql(UNIQUE_FREE)?.execute(params![
                 self.queues[queue].id,
                 unique.key.as_str().as_bytes(),
                 job.id.as_bytes()
@@ -236,60 +270,57 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// If the job is the head of its exclusive key, the next one takes its place.
+    /// If the job owns its exclusive key, the next one that waits for the key takes it over.
     pub(super) fn free_exclusive(&mut self, queue: usize, job: &JobRecord) -> Done<()> {
         let Some(key) = &job.exclusive else {
             return Ok(());
         };
         let key = key.as_str().as_bytes();
         let of = self.queues[queue].id;
-        let head = self
-            .sql("exclusive_head")?
+        let owner = self
+            .sql(KEY_OWNER)?
             .query_row(params![of, key], |row| row.get::<_, [u8; 16]>(0))
             .optional()?;
-        if head.as_ref() != Some(job.id.as_bytes()) {
+        if owner.as_ref() != Some(job.id.as_bytes()) {
             return Ok(());
         }
         let next = self
-            .sql("next_parked")?
+            .sql(NEXT_PARKED)?
             .query_row(params![of, key], |row| {
                 Ok((row.get::<_, i64>(0)?, row.get::<_, Vec<u8>>(1)?))
             })
             .optional()?;
         let Some((row, record)) = next else {
-            self.sql("exclusive_free")?.execute(params![of, key])?;
+            self.sql(KEY_FREE)?.execute(params![of, key])?;
             return Ok(());
         };
         let next = self.decode(record)?;
-        self.sql("take_aside")?.execute([row])?;
-        self.sql("exclusive_set")?
+        self.take_aside(queue, row, PARKED)?;
+        self.sql(KEY_TAKE)?
             .execute(params![of, key, next.id.as_bytes()])?;
-        let counts = &mut self.at(queue).counts;
-        counts.ready -= 1;
-        counts.parked -= 1;
         self.put_back(queue, &next)
     }
 
     pub(super) fn decode(&mut self, record: Vec<u8>) -> Done<JobRecord> {
-        record::decode(&record.into(), self.kinds).map_err(Fault::Broken)
+        codec::decode(&record.into(), self.kinds).map_err(Fault::Broken)
     }
 
     /// Finds a job by its id.
-    pub(super) fn find(&mut self, id: JobId) -> Done<Option<Place>> {
+    pub(super) fn find(&mut self, id: JobId) -> Done<Option<Location>> {
         // Another namespace may have a job of the same id.
-        let mut select = self.sql("ready_by_id")?;
+        let mut select = self.sql(READY_BY_ID)?;
         let mut rows = select.query([id.as_bytes()])?;
         while let Some(row) = rows.next()? {
-            let slot = row.get(0)?;
-            if let Some(queue) = self.queue_of(queue_of_slot(slot))? {
-                return Ok(Some(Place::Line { queue, slot }));
+            let position = row.get(0)?;
+            if let Some(queue) = self.queue_of(queue_of_position(position))? {
+                return Ok(Some(Location::Ready { queue, position }));
             }
         }
-        let mut select = self.sql("aside_by_id")?;
+        let mut select = self.sql(ASIDE_BY_ID)?;
         let mut rows = select.query([id.as_bytes()])?;
         while let Some(row) = rows.next()? {
             if let Some(queue) = self.queue_of(row.get(1)?)? {
-                return Ok(Some(Place::Aside {
+                return Ok(Some(Location::Aside {
                     queue,
                     row: row.get(0)?,
                     state: row.get(2)?,
@@ -301,37 +332,49 @@ impl Tx<'_> {
     }
 
     /// Reads the record of a job that is not leased.
-    pub(super) fn read(&mut self, place: Place) -> Done<Option<JobRecord>> {
-        let (name, row) = match place {
-            Place::Line { slot, .. } => ("ready_record", slot),
-            Place::Aside { row, .. } => ("aside_record", row),
-            Place::Leased { .. } => return Ok(None),
+    pub(super) fn read(&mut self, location: Location) -> Done<Option<JobRecord>> {
+        let (name, row) = match location {
+            Location::Ready { position, .. } => (READY_RECORD, position),
+            Location::Aside { row, .. } => (ASIDE_RECORD, row),
+            Location::Leased { .. } => return Ok(None),
         };
         let record = self.sql(name)?.query_row([row], |row| row.get(0));
         self.decode(record?).map(Some)
     }
 
     /// Takes a pending or settled job out of where it is. Its keys stay as they are.
-    pub(super) fn take(&mut self, place: Place) -> Done<Option<(usize, JobRecord)>> {
-        let Some(job) = self.read(place)? else {
+    pub(super) fn take(&mut self, location: Location) -> Done<Option<(usize, JobRecord)>> {
+        let Some(job) = self.read(location)? else {
             return Ok(None);
         };
-        match place {
-            Place::Line { queue, slot } => {
-                self.sql("take_ready")?.execute([slot, slot])?;
+        match location {
+            Location::Ready { queue, position } => {
+                self.take_ready(position, position)?;
                 self.at(queue).counts.ready -= 1;
                 Ok(Some((queue, job)))
             }
-            Place::Aside {
+            Location::Aside {
                 queue, row, state, ..
             } => {
-                self.sql("take_aside")?.execute([row])?;
-                let counts = &mut self.at(queue).counts;
-                *count_of(counts, state) -= 1;
-                counts.parked -= u64::from(state == PARKED);
+                self.take_aside(queue, row, state)?;
                 Ok(Some((queue, job)))
             }
-            Place::Leased { .. } => Err(corrupt("a leased job was to be taken")),
+            Location::Leased { .. } => Err(corrupt("a leased job was to be taken")),
         }
+    }
+
+    /// Deletes a range of ready jobs. Whoever took them counts them.
+    pub(super) fn take_ready(&mut self, first: i64, last: i64) -> Done<()> {
+        self.sql(TAKE_READY)?.execute([first, last])?;
+        Ok(())
+    }
+
+    /// Deletes a scheduled, parked or settled job.
+    pub(super) fn take_aside(&mut self, queue: usize, row: i64, state: i64) -> Done<()> {
+        self.sql(TAKE_ASIDE)?.execute([row])?;
+        let counts = &mut self.at(queue).counts;
+        *count_of(counts, state) -= 1;
+        counts.parked -= u64::from(state == PARKED);
+        Ok(())
     }
 }

@@ -3,12 +3,21 @@
 use rusqlite::params;
 
 use super::fault::Done;
-use super::place::count_of;
-use super::session::garbled;
-use super::tx::{Tx, time};
+use super::tx::{Tx, garbled, time};
 use crate::clock::Timestamp;
 use crate::error::Verb;
 use crate::store::{PruneKeys, PruneRequest};
+
+statements! {
+    UNIQUE_PAST = "
+        DELETE FROM leasehold_unique WHERE (queue, key) IN (
+            SELECT queue, key FROM leasehold_unique INDEXED BY leasehold_unique_until
+            WHERE queue = ?1 AND until IS NOT NULL AND until <= ?2 ORDER BY until LIMIT ?3)";
+    KEPT_PAST = "
+        SELECT row, state FROM leasehold_aside INDEXED BY leasehold_aside_kept
+        WHERE queue = ?1 AND keep_until IS NOT NULL AND keep_until <= ?2
+        ORDER BY keep_until, row LIMIT ?3";
+}
 
 impl Tx<'_> {
     /// Up to `max` jobs, and as many keys. Tells how many jobs, and whether keys may be left.
@@ -21,7 +30,7 @@ impl Tx<'_> {
         let mut pruned = 0;
         for id in self.queue_ids()? {
             let past: Vec<(i64, i64)> = self
-                .sql("kept_past")?
+                .sql(KEPT_PAST)?
                 .query_map(params![id, before, (request.max - pruned) as i64], |row| {
                     Ok((row.get(0)?, row.get(1)?))
                 })?
@@ -32,8 +41,7 @@ impl Tx<'_> {
             pruned += past.len();
             self.at(queue).ledger.pruned += past.len() as u64;
             for (row, state) in past {
-                self.sql("take_aside")?.execute([row])?;
-                *count_of(&mut self.at(queue).counts, state) -= 1;
+                self.take_aside(queue, row, state)?;
             }
         }
         let pruned = pruned as u64;
@@ -47,15 +55,9 @@ impl Tx<'_> {
         let before = time(now.before(keys.overdue));
         let mut left = keys.max;
         for id in self.queue_ids()? {
-            let mut delete = self.sql("unique_past")?;
+            let mut delete = self.sql(UNIQUE_PAST)?;
             left -= delete.execute(params![id, before, left as i64])?;
         }
         Ok(left == 0)
-    }
-
-    fn queue_ids(&self) -> Done<Vec<i64>> {
-        let mut select = self.sql("queue_ids")?;
-        let ids = select.query_map([self.namespace], |row| row.get(0))?;
-        Ok(ids.collect::<Result<_, _>>()?)
     }
 }

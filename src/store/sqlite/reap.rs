@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use rusqlite::params;
 
 use super::fault::Done;
-use super::session::garbled;
-use super::tx::{Tx, time};
+use super::tx::{Tx, garbled, time};
 use crate::clock::Timestamp;
 use crate::error::Verb;
 use crate::job::JobRecord;
@@ -14,6 +13,12 @@ use crate::lease::FencingToken;
 use crate::rules::ends;
 use crate::rules::order::overdue_cause;
 use crate::store::{Expiry, ReapRequest};
+
+statements! {
+    OVERDUE = "
+        SELECT deadline, id FROM leasehold_grants WHERE queue = ?1 AND deadline <= ?2
+        ORDER BY deadline, id LIMIT ?3";
+}
 
 /// Jobs of one step that go to the front, with the token that each had.
 type Front = Vec<(FencingToken, JobRecord)>;
@@ -23,13 +28,9 @@ impl Tx<'_> {
         if let Some(first) = self.recall(request.request, Verb::Reap, now)? {
             return serde_json::from_slice(&first).map_err(|_| garbled());
         }
-        let queues: Vec<i64> = self
-            .sql("queue_ids")?
-            .query_map([self.namespace], |row| row.get(0))?
-            .collect::<Result<_, _>>()?;
         self.save_grants()?;
         let mut overdue = Vec::new();
-        for id in queues {
+        for id in self.queue_ids()? {
             overdue.extend(self.overdue(id, request.max, now)?);
         }
         overdue.sort_unstable();
@@ -74,7 +75,7 @@ impl Tx<'_> {
     /// The overdue grants of a queue by (deadline, token). Each has a live lease, so that `max` of
     /// them are enough for `max` leases.
     fn overdue(&mut self, of: i64, max: usize, now: Timestamp) -> Done<Vec<(i64, FencingToken)>> {
-        let mut select = self.sql("overdue")?;
+        let mut select = self.sql(OVERDUE)?;
         let overdue = select.query_map(params![of, time(now), max as i64], |row| {
             Ok((row.get(0)?, FencingToken::new(row.get::<_, i64>(1)? as u64)))
         })?;

@@ -6,7 +6,7 @@ use crate::clock::Timestamp;
 use crate::lease::{Cause, FencingToken};
 use crate::rules::ends;
 use crate::rules::order::deadline;
-use crate::store::held::offset;
+use crate::store::sql::grant::offset;
 use crate::store::{Beat, Renewal};
 
 impl Tx<'_> {

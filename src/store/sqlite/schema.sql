@@ -47,10 +47,10 @@ CREATE TABLE leasehold_queues (
     UNIQUE (namespace, name)
 );
 
--- slot = queue, line (priority, suspects first) and place in one number: its order is the order of
+-- position = queue, tier (priority, suspects first) and index in one number: its order is the order of
 -- service, so a claim reads one range and deletes it.
 CREATE TABLE leasehold_ready (
-    slot   INTEGER PRIMARY KEY,
+    position   INTEGER PRIMARY KEY,
     id     BLOB NOT NULL,
     record BLOB NOT NULL
 );
@@ -112,7 +112,8 @@ CREATE TABLE leasehold_grants (
 CREATE INDEX leasehold_grants_deadline ON leasehold_grants (queue, deadline);
 CREATE INDEX leasehold_grants_jobs ON leasehold_grants (last_job, first_job);
 
--- heads: for each record its job id, place in the grant, flags and end. Enough to settle a plain job.
+-- heads: for each record its job id, index in the grant, flags and end. Enough to settle a job that leaves
+-- nothing behind.
 CREATE TABLE leasehold_records (
     id      INTEGER PRIMARY KEY,
     heads   BLOB NOT NULL,

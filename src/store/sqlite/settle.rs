@@ -2,18 +2,30 @@
 
 use std::collections::BTreeMap;
 
-use super::fault::Done;
+use super::fault::{Done, corrupt};
 use super::tx::Tx;
 use crate::clock::Timestamp;
 use crate::error::Verb;
-use crate::lease::{LeaseEnd, Verdict};
-use crate::rules::ends;
-use crate::store::answer::{read_verdict, written_verdict};
-use crate::store::record::flag;
+use crate::job::{JobRecord, JobState};
+use crate::lease::{FencingToken, LeaseEnd, Receipt, Verdict};
+use crate::rules::ends::{self, LeaseFacts, Next, Step};
+use crate::store::codec::leaves_nothing;
+use crate::store::sql::answer::{read_verdict, written_verdict};
+use crate::store::sql::grant::{Head, offset};
 use crate::store::{Outcome, SettleRequest, Settlement};
 
-/// A completed job without any of these leaves nothing behind: its record need not be read.
-const LEAVES: u16 = flag::UNIQUE | flag::EXCLUSIVE | flag::RETENTION;
+statements! {
+    NOTE_END = "DELETE FROM leasehold_notes WHERE token = ?1";
+}
+
+/// What a receipt turned out to be.
+pub(super) struct Current {
+    pub(super) at: usize,
+    pub(super) queue: usize,
+    pub(super) late: bool,
+    pub(super) cancel: bool,
+    pub(super) flags: u16,
+}
 
 impl Tx<'_> {
     pub(super) fn settle(&mut self, request: &SettleRequest, now: Timestamp) -> Done<Vec<Verdict>> {
@@ -47,7 +59,8 @@ impl Tx<'_> {
             let (queue, late, cancel) = (current.queue, current.late, current.cancel);
             self.at(queue).ledger.late += u64::from(late);
             verdicts.push(Verdict::Held { late, cancel });
-            if matches!(outcome, Outcome::Complete { .. }) && current.flags & LEAVES == 0 {
+            // Of a job that leaves nothing behind the record need not be read.
+            if matches!(outcome, Outcome::Complete { .. }) && leaves_nothing(current.flags) {
                 self.take_lease(receipt.grant, current.at)?;
                 self.at(queue).ledger.count(LeaseEnd::Completed);
                 continue;
@@ -76,5 +89,90 @@ impl Tx<'_> {
             self.put_front(queue, jobs)?;
         }
         Ok(verdicts)
+    }
+
+    /// The holder's lease, if the receipt is the current one.
+    pub(super) fn current(&mut self, receipt: &Receipt, now: Timestamp) -> Done<Option<Current>> {
+        if self.held(receipt.grant)?.is_none() {
+            return Ok(None);
+        }
+        self.open(receipt.grant, false)?;
+        let Some(held) = self.grants.get(&receipt.grant) else {
+            return Ok(None);
+        };
+        let Some(at) = offset(receipt.grant, receipt.token).filter(|at| held.is_live(*at)) else {
+            return Ok(None);
+        };
+        let Head { id, flags, .. } = held
+            .head(at)
+            .ok_or_else(|| corrupt("a lease has no record"))?;
+        let current = self.queues[held.queue].name == receipt.queue
+            && receipt.partition == 0
+            && held.nonce.matches(&receipt.nonce)
+            && id == *receipt.job.as_bytes();
+        Ok(current.then(|| Current {
+            at,
+            queue: held.queue,
+            late: held.deadline <= now,
+            cancel: held.cancel(at),
+            flags,
+        }))
+    }
+
+    /// Takes a lease out of its grant, and what is noted of it with it.
+    pub(super) fn take_lease(&mut self, grant: FencingToken, at: usize) -> Done<()> {
+        let Some(held) = self.grants.get_mut(&grant).filter(|held| held.is_live(at)) else {
+            return Ok(());
+        };
+        let noted = held.end(at);
+        let queue = held.queue;
+        let queue = self.at(queue);
+        queue.ledger.live -= 1;
+        queue.counts.leased -= 1;
+        if noted {
+            let token = (grant.get() + at as u64) as i64;
+            self.sql(NOTE_END)?.execute([token])?;
+        }
+        Ok(())
+    }
+
+    /// Ends a lease: counts it, and puts the job where it goes. A job that goes to the front is
+    /// returned, to be put there with the others of the step.
+    pub(super) fn end(
+        &mut self,
+        queue: usize,
+        grant: FencingToken,
+        facts: &LeaseFacts,
+        mut job: JobRecord,
+        step: Step,
+        now: Timestamp,
+    ) -> Done<Option<(FencingToken, JobRecord)>> {
+        let Some(at) = offset(grant, facts.token) else {
+            return Ok(None);
+        };
+        self.take_lease(grant, at)?;
+        self.at(queue).ledger.count(step.end);
+        let next = step.next;
+        let gone = Next::Settled {
+            state: JobState::Completed,
+            keep_until: None,
+        };
+        if next != gone {
+            step.apply(&mut job, facts, now);
+        }
+        match next {
+            Next::Front => return Ok(Some((facts.token, job))),
+            Next::Back => self.put_back(queue, &job)?,
+            Next::Scheduled { keeps_key } => {
+                if !keeps_key {
+                    self.free_exclusive(queue, &job)?;
+                }
+                self.put_scheduled(queue, &job)?;
+            }
+            Next::Settled { state, keep_until } => {
+                self.put_settled(queue, &job, state, keep_until, now)?;
+            }
+        }
+        Ok(None)
     }
 }

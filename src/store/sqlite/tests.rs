@@ -415,3 +415,43 @@ async fn random_programs_agree_with_the_model() {
         );
     }
 }
+
+#[test]
+fn every_statement_prepares_and_none_scans_a_table_of_jobs() {
+    let db = rusqlite::Connection::open_in_memory().unwrap();
+    db.execute_batch(include_str!("schema.sql")).unwrap();
+    let statements = [
+        super::claim::STATEMENTS,
+        super::control::STATEMENTS,
+        super::enqueue::STATEMENTS,
+        super::grant::STATEMENTS,
+        super::inspect::STATEMENTS,
+        super::place::STATEMENTS,
+        super::prune::STATEMENTS,
+        super::reap::STATEMENTS,
+        super::settle::STATEMENTS,
+        super::tx::STATEMENTS,
+        super::within::STATEMENTS,
+    ]
+    .concat();
+    assert!(statements.len() < super::migrate::CACHED);
+    for (name, sql) in &statements {
+        db.prepare(sql).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let mut plan = db.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
+        let nulls = vec![rusqlite::types::Null; plan.parameter_count()];
+        let steps = plan
+            .query_map(rusqlite::params_from_iter(nulls), |row| {
+                row.get::<_, String>("detail")
+            })
+            .unwrap();
+        for step in steps.map(Result::unwrap) {
+            for table in ["ready", "aside", "records", "notes", "unique", "lanes"] {
+                let scan = step.starts_with(&format!("SCAN leasehold_{table}"));
+                assert!(!scan, "{name}: {step}");
+            }
+            // Sorted: the queues, the live grants. Never a line, nor what waits to be deleted.
+            let small = *name == "QUEUE_IDS" || name.starts_with("GRANTS_");
+            assert!(small || !step.contains("TEMP B-TREE"), "{name}: {step}");
+        }
+    }
+}

@@ -6,7 +6,6 @@
 use rusqlite::{Connection, Transaction};
 
 use super::fault::{Done, Fault};
-use super::sql::statement;
 use super::tx::{Bell, Tx};
 use super::writer::{at, ring};
 use super::{Kinds, SqliteStore};
@@ -15,6 +14,10 @@ use crate::error::{Error, Result, Verb};
 use crate::job::{JobId, NewJob};
 use crate::lease::Verdict;
 use crate::store::{Checkpoint, Checkpointed, Enqueued, Settlement};
+
+statements! {
+    TAKE_TURN = "UPDATE leasehold_meta SET version = version";
+}
 
 /// What a step did, and whom to wake once it is committed.
 pub(crate) struct Ridden<T> {
@@ -77,7 +80,7 @@ impl SqliteStore {
     ) -> Done<Ridden<T>> {
         // The first of our statements takes the write lock, or fails if the transaction has read
         // what has changed since. The time is asked under it, so that its order is that of the steps.
-        statement(db, "take_turn")?.execute([])?;
+        db.prepare_cached(TAKE_TURN)?.execute([])?;
         // A step that fails half way leaves the caller's transaction as it was.
         db.execute_batch("SAVEPOINT leasehold_ride")?;
         let mut kinds = Kinds::default();

@@ -2,8 +2,9 @@
 //!
 //! Calls that wait together share a commit, and so one `fsync`. Renewals go first, so that no lease
 //! is lost behind a large enqueue; claims go last, so that they see what the others made ready. Who
-//! sleeps for want of work is woken before it is stored, so that its claim shares the commit. A call that is refused leaves its neighbours alone. If a call breaks the transaction, it is rolled
-//! back and each call runs again in one of its own: only the broken one gets the error.
+//! sleeps for want of work is woken before it is stored, so that its claim shares the commit. A call
+//! that is refused leaves its neighbours alone. If a call breaks the transaction, it is rolled back
+//! and each call runs again in one of its own: only the broken one gets the error.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::clock::{Clock, Timestamp, monotonic};
 use crate::error::{Error, Result, Verb};
 use crate::job::{NewJob, QueueName};
 use crate::lease::Verdict;
-use crate::store::record::Kinds;
+use crate::store::codec::Kinds;
 use crate::store::wake::Wakers;
 use crate::store::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
@@ -304,19 +305,7 @@ fn apply(tx: &mut Tx<'_>, work: &Work, now: Timestamp) -> Done<Reply> {
     Ok(match work {
         Work::OpenSession => Reply::Opened(tx.open_session(now)?),
         Work::Enqueue(request) => Reply::Enqueued(tx.enqueue(request, now)?),
-        Work::Claim(request) => {
-            // They stand whatever becomes of the claim.
-            let settled = match &request.settle {
-                Some(settle) => tx.settle(settle, now).map_err(|fault| match fault {
-                    Fault::Refused(error) => Fault::Refused(at(Verb::Settle, error)),
-                    broken @ Fault::Broken(_) => broken,
-                })?,
-                None => Vec::new(),
-            };
-            let mut claimed = tx.claim(request, now)?;
-            claimed.settled = settled;
-            Reply::Claimed(claimed)
-        }
+        Work::Claim(request) => Reply::Claimed(tx.claim(request, now)?),
         Work::Renew(beats) => {
             let renewals = beats.iter().map(|beat| tx.renew(beat, now));
             Reply::Renewed(renewals.collect::<Done<_>>()?)

@@ -61,7 +61,7 @@ async fn a_record_that_cannot_be_read_is_corrupt_and_hurts_nobody_else() {
     client.enqueue(vec![job("good")]).await.unwrap();
     let db = rusqlite::Connection::open(&path).unwrap();
     db.execute(
-        "UPDATE leasehold_ready SET record = x'00010203' WHERE slot < 1 << 47",
+        "UPDATE leasehold_ready SET record = x'00010203' WHERE position < 1 << 47",
         [],
     )
     .unwrap();

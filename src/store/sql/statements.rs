@@ -1,4 +1,4 @@
-//! The statements of a SQL store, by name. Each file of them holds the statements of one verb.
+//! Statements by name, from files that hold those of one verb.
 
 use std::collections::HashMap;
 

@@ -25,7 +25,7 @@ use crate::retry::RetryPolicy;
 
 const FORMAT: u8 = 1;
 /// Bytes before the kind's name.
-const HEAD: usize = 57;
+const RECORD_HEADER: usize = 57;
 
 /// Which optional parts a record has: bits of the number at byte 6, and the order of the parts.
 pub(crate) mod flag {
@@ -223,10 +223,16 @@ impl Kinds {
 pub(crate) fn length(bytes: &[u8]) -> Result<usize> {
     let head = bytes.first_chunk().ok_or_else(|| corrupt("it is cut"))?;
     let length = u32::from_le_bytes(*head) as usize;
-    if length < HEAD || length > bytes.len() {
+    if length < RECORD_HEADER || length > bytes.len() {
         return Err(corrupt("its length is wrong"));
     }
     Ok(length)
+}
+
+/// [`ends::leaves_nothing`](crate::rules::ends::leaves_nothing), from the flags of a record alone.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) const fn leaves_nothing(flags: u16) -> bool {
+    flags & (flag::UNIQUE | flag::EXCLUSIVE | flag::RETENTION) == 0
 }
 
 /// The flags of a record, without reading the rest.
@@ -461,6 +467,8 @@ fn corrupt(why: &str) -> Error {
 mod tests {
     use super::*;
     use crate::job::{NewJob, QueueName};
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    use crate::rules::ends;
     use proptest::prelude::*;
 
     fn text() -> impl Strategy<Value = String> {
@@ -576,6 +584,8 @@ mod tests {
                 let record = rest.split_to(length(&rest).unwrap());
                 prop_assert_eq!(run_at_of(&record), Some(job.run_at));
                 prop_assert_eq!(flags_of(&record), flags(&job));
+                #[cfg(any(feature = "sqlite", feature = "postgres"))]
+                prop_assert_eq!(leaves_nothing(flags(&job)), ends::leaves_nothing(&job));
                 prop_assert_eq!(weight_of(&record), job.weight());
                 prop_assert_eq!(decode(&record, &mut Kinds::default()).unwrap(), job);
             }
@@ -633,7 +643,7 @@ mod tests {
         let job = JobRecord::new(JobId::generate(), new, Timestamp::from_micros(5));
         let mut out = Vec::new();
         encode(&job, &mut out);
-        assert_eq!(out.len(), HEAD + "resize".len() + 4 + 100);
+        assert_eq!(out.len(), RECORD_HEADER + "resize".len() + 4 + 100);
         let bytes = Bytes::from(out);
         let mut kinds = Kinds::default();
         let (a, b) = (

@@ -1,7 +1,7 @@
-//! Grants in the hands of a SQL store: a small row, and beside it the records of its jobs.
+//! Grants as SQL stores keep them: a small row, and beside it the records of its jobs, end to end.
 //!
-//! *Heads* are 24 bytes for each record: job id, place in the grant, flags, end of the record. They
-//! are enough to settle a plain job, so that its record is not even read.
+//! *Heads* are 24 bytes for each record: job id, index in the grant, flags, end of the record. They
+//! are enough to settle a job that leaves nothing behind, so that its record is not even read.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,13 +11,18 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::clock::Timestamp;
-use crate::lease::{FencingToken, Nonce, Progress};
+use crate::error::Result;
+use crate::job::{JobId, JobRecord, QueueName};
+use crate::lease::{FencingToken, Grant, Lease, Nonce, Progress};
 use crate::rules::ends::LeaseFacts;
+use crate::rules::order::{GrantSpan, deadline, grant_spans};
+use crate::store::codec::{self, Kinds};
+use crate::store::{ClaimQueue, ClaimRequest};
 
 pub(crate) const HEAD: usize = 24;
 
 /// One live grant.
-pub(crate) struct Held {
+pub(crate) struct StoredGrant {
     #[cfg_attr(
         not(feature = "sqlite"),
         expect(dead_code, reason = "the other store has it in the grant's key")
@@ -66,7 +71,7 @@ pub(crate) fn put_head(heads: &mut Vec<u8>, id: &[u8; 16], at: usize, flags: u16
     heads.extend_from_slice(&(end as u32).to_le_bytes());
 }
 
-pub(crate) fn place_in(head: &[u8]) -> usize {
+pub(crate) fn index_in(head: &[u8]) -> usize {
     usize::from(u16::from_le_bytes([head[16], head[17]]))
 }
 
@@ -74,7 +79,7 @@ fn end_in(head: &[u8]) -> usize {
     u32::from_le_bytes([head[20], head[21], head[22], head[23]]) as usize
 }
 
-impl Held {
+impl StoredGrant {
     pub(crate) fn is_live(&self, at: usize) -> bool {
         at < self.leases
             && self
@@ -83,7 +88,7 @@ impl Held {
                 .is_some_and(|byte| byte & (1 << (at % 8)) == 0)
     }
 
-    /// The places of its live leases.
+    /// The indices of its live leases.
     pub(crate) fn living(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.leases).filter(|at| self.is_live(*at))
     }
@@ -114,7 +119,7 @@ impl Held {
             let (mut low, mut high) = (0, stored);
             while low < high {
                 let middle = usize::midpoint(low, high);
-                if place_in(nth(middle)?) < at {
+                if index_in(nth(middle)?) < at {
                     low = middle + 1;
                 } else {
                     high = middle;
@@ -122,7 +127,7 @@ impl Held {
             }
             low
         };
-        let head = nth(n).filter(|head| place_in(head) == at)?;
+        let head = nth(n).filter(|head| index_in(head) == at)?;
         let start = if n == 0 { 0 } else { end_in(nth(n - 1)?) };
         Some(Head {
             id: *head.first_chunk()?,
@@ -157,9 +162,9 @@ impl Held {
 #[derive(Debug)]
 pub(crate) struct Misfit(pub(crate) &'static str);
 
-impl Held {
+impl StoredGrant {
     /// The record of a lease. Heads and records must have been read.
-    pub(crate) fn record(&self, at: usize) -> Result<Bytes, Misfit> {
+    pub(crate) fn record(&self, at: usize) -> std::result::Result<Bytes, Misfit> {
         let record = self.head(at).and_then(|head| {
             let records = self.records.as_ref()?;
             (head.record.start <= head.record.end && head.record.end <= records.len())
@@ -175,7 +180,7 @@ impl Held {
     }
 
     /// Drops the records of ended leases. Heads and records must have been read.
-    pub(crate) fn compact(&mut self) -> Result<(), Misfit> {
+    pub(crate) fn compact(&mut self) -> std::result::Result<(), Misfit> {
         let (mut heads, mut kept) = (Vec::new(), Vec::new());
         for at in self.living() {
             let Head { id, flags, .. } = self.head(at).ok_or(Misfit("a lease has no record"))?;
@@ -188,7 +193,108 @@ impl Held {
     }
 }
 
-/// The place of a token in its grant.
+/// The index of a token in its grant.
 pub(crate) fn offset(grant: FencingToken, token: FencingToken) -> Option<usize> {
     usize::try_from(token.get().checked_sub(grant.get())?).ok()
+}
+
+/// A job that was taken out of its line, and where its record ends among those taken with it.
+struct Selected {
+    job: Arc<JobRecord>,
+    flags: u16,
+    end: usize,
+}
+
+/// Jobs taken out of their lines, and their records end to end.
+#[derive(Default)]
+pub(crate) struct Selection {
+    jobs: Vec<Selected>,
+    records: Bytes,
+}
+
+/// A grant that is about to be stored.
+pub(crate) struct NewGrant<'s> {
+    pub(crate) grant: Grant,
+    pub(crate) deadline: Timestamp,
+    pub(crate) records: &'s [u8],
+    /// The lowest and the highest of the jobs' ids.
+    pub(crate) bounds: (JobId, JobId),
+}
+
+impl Selection {
+    /// Reads records that lie end to end.
+    pub(crate) fn unpack(records: Bytes, ends: &[usize], kinds: &mut Kinds) -> Result<Self> {
+        let mut jobs = Vec::with_capacity(ends.len());
+        let mut start = 0;
+        for &end in ends {
+            let record = records.slice(start..end);
+            jobs.push(Selected {
+                job: Arc::new(codec::decode(&record, kinds)?),
+                flags: codec::flags_of(&record),
+                end,
+            });
+            start = end;
+        }
+        Ok(Self { jobs, records })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// How the jobs are cut into grants.
+    pub(crate) fn spans(&self, wanted: &ClaimQueue) -> Vec<GrantSpan> {
+        let jobs = self.jobs.iter().map(|selected| &*selected.job);
+        grant_spans(jobs, (wanted.term, wanted.max_lifetime))
+    }
+
+    /// The grant of a span, under tokens from `id` on. Its heads are appended to `heads`.
+    pub(crate) fn grant(
+        &self,
+        span: &GrantSpan,
+        queue: QueueName,
+        id: FencingToken,
+        request: &ClaimRequest,
+        now: Timestamp,
+        heads: &mut Vec<u8>,
+    ) -> NewGrant<'_> {
+        let before = span.jobs.start.checked_sub(1);
+        let from = before.map_or(0, |at| self.jobs[at].end);
+        let jobs = &self.jobs[span.jobs.clone()];
+        let first = jobs[0].job.id;
+        let (mut lowest, mut highest, mut end) = (first, first, from);
+        let mut leases = Vec::with_capacity(jobs.len());
+        for (selected, at) in jobs.iter().zip(0_usize..) {
+            let job = &selected.job;
+            lowest = lowest.min(job.id);
+            highest = highest.max(job.id);
+            end = selected.end;
+            put_head(heads, job.id.as_bytes(), at, selected.flags, end - from);
+            leases.push(Lease {
+                token: id.plus(at as u64),
+                job: Arc::clone(job),
+            });
+        }
+        let deadline = deadline(now, span.term, now, span.max_lifetime);
+        NewGrant {
+            grant: Grant {
+                queue,
+                partition: 0,
+                id,
+                nonce: request.nonce,
+                granted_at: now,
+                term: span.term,
+                granted: deadline.since(now),
+                leases,
+            },
+            deadline,
+            records: &self.records[from..end],
+            bounds: (lowest, highest),
+        }
+    }
+}
+
+/// A time span as a column's value.
+pub(crate) fn nanos(duration: Duration) -> i64 {
+    i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
 }

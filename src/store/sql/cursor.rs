@@ -1,36 +1,9 @@
-//! Where SQL stores put jobs, and how they show them and page through them.
+//! Pages of SQL stores: a page's cursor is the key of its last row.
 
-use std::sync::Arc;
-
-use super::bounded;
-use super::held::Held;
-use crate::clock::Timestamp;
 use crate::error::{Error, Result};
-use crate::inspect::{JobView, LeaseView, Page, Paged, ParkedView};
-use crate::job::{JobRecord, JobState, Key, QueueName};
+use crate::inspect::{Page, Paged};
 use crate::limits;
-use crate::rules::ends::LeaseFacts;
-
-pub(crate) const SCHEDULED: i64 = 0;
-pub(crate) const PARKED: i64 = 1;
-
-/// The line of a ready job: suspects wait in a line of their own, ahead of the others of their
-/// priority.
-pub(crate) fn line_of(job: &JobRecord) -> usize {
-    usize::from(job.options.priority) * 2 + usize::from(!job.is_suspect())
-}
-
-/// A state as a column's value.
-pub(crate) fn state_code(state: JobState) -> i64 {
-    match state {
-        JobState::Scheduled => SCHEDULED,
-        JobState::Ready => PARKED,
-        JobState::Leased => 2,
-        JobState::Completed => 3,
-        JobState::Dead => 4,
-        JobState::Cancelled => 5,
-    }
-}
+use crate::store::bounded;
 
 /// A cursor's bytes as text.
 pub(crate) fn hex(bytes: &[u8]) -> String {
@@ -93,52 +66,8 @@ pub(crate) fn parked(cursor: &str) -> Result<(Vec<u8>, i64)> {
     parts.ok_or_else(|| foreign(cursor))
 }
 
-/// A job without a lease.
-pub(crate) fn waiting(queue: &QueueName, state: JobState, job: JobRecord) -> JobView {
-    JobView {
-        queue: queue.clone(),
-        state,
-        parked: false,
-        job: Arc::new(job),
-        lease: None,
-        settled_at: None,
-    }
-}
-
-/// A lease of a live grant.
-pub(crate) fn lease_view(
-    queue: &QueueName,
-    held: &Held,
-    facts: &LeaseFacts,
-    job: &JobRecord,
-    now: Timestamp,
-) -> LeaseView {
-    LeaseView {
-        queue: queue.clone(),
-        job: job.id,
-        kind: job.kind.clone(),
-        token: facts.token,
-        owner: Arc::clone(&facts.owner),
-        task: Arc::clone(&facts.task),
-        attempt: job.attempt(),
-        granted_at: facts.granted_at,
-        time_left: held.deadline.since(now),
-        term: held.term,
-        renewals: facts.renewals,
-        cancel: facts.cancel,
-        progress: facts.progress.clone(),
-    }
-}
-
 /// The first key of a page of keys: the one right after the cursor's.
 pub(crate) fn after_key(page: &Page) -> Vec<u8> {
     let after = page.after.as_ref().map(|after| format!("{after}\0"));
     after.unwrap_or_default().into_bytes()
-}
-
-/// A row of such a page, under its cursor.
-pub(crate) fn parked_view(key: Vec<u8>, jobs: u64) -> Option<(String, ParkedView)> {
-    let text = String::from_utf8(key).ok()?;
-    let key = Key::new(&text).ok()?;
-    Some((text, ParkedView { key, jobs }))
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Checkpointed, Claimed, Enqueued, Expiry};
 use crate::clock::micros;
 use crate::job::{JobId, NewJob};
 use crate::lease::{FencingToken, Verdict};
+use crate::store::{Checkpointed, Claimed, Enqueued, Expiry};
 
 /// Why a remembered answer is of no use.
 #[derive(Debug)]

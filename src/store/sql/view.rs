@@ -1,0 +1,68 @@
+//! Jobs and leases as SQL stores show them, and the states of jobs that wait or are kept.
+
+use std::sync::Arc;
+
+use super::grant::StoredGrant;
+use crate::clock::Timestamp;
+use crate::inspect::{JobView, LeaseView, ParkedView};
+use crate::job::{JobRecord, JobState, Key, QueueName};
+use crate::rules::ends::LeaseFacts;
+
+pub(crate) const SCHEDULED: i64 = 0;
+pub(crate) const PARKED: i64 = 1;
+
+/// A state as a column's value.
+pub(crate) fn state_code(state: JobState) -> i64 {
+    match state {
+        JobState::Scheduled => SCHEDULED,
+        JobState::Ready => PARKED,
+        JobState::Leased => 2,
+        JobState::Completed => 3,
+        JobState::Dead => 4,
+        JobState::Cancelled => 5,
+    }
+}
+
+/// A job without a lease.
+pub(crate) fn waiting(queue: &QueueName, state: JobState, job: JobRecord) -> JobView {
+    JobView {
+        queue: queue.clone(),
+        state,
+        parked: false,
+        job: Arc::new(job),
+        lease: None,
+        settled_at: None,
+    }
+}
+
+/// A lease of a live grant.
+pub(crate) fn lease_view(
+    queue: &QueueName,
+    held: &StoredGrant,
+    facts: &LeaseFacts,
+    job: &JobRecord,
+    now: Timestamp,
+) -> LeaseView {
+    LeaseView {
+        queue: queue.clone(),
+        job: job.id,
+        kind: job.kind.clone(),
+        token: facts.token,
+        owner: Arc::clone(&facts.owner),
+        task: Arc::clone(&facts.task),
+        attempt: job.attempt(),
+        granted_at: facts.granted_at,
+        time_left: held.deadline.since(now),
+        term: held.term,
+        renewals: facts.renewals,
+        cancel: facts.cancel,
+        progress: facts.progress.clone(),
+    }
+}
+
+/// A row of a page of keys, under its cursor.
+pub(crate) fn parked_view(key: Vec<u8>, jobs: u64) -> Option<(String, ParkedView)> {
+    let text = String::from_utf8(key).ok()?;
+    let key = Key::new(&text).ok()?;
+    Some((text, ParkedView { key, jobs }))
+}

@@ -27,9 +27,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tracing::Instrument as _;
 
 use self::executor::{Executor, OwnThread};
+use crate::calls::checkpoint::SaveCheckpoints;
 use crate::calls::merge::Merger;
 use crate::client::Client;
 use crate::clock::monotonic;
@@ -41,7 +41,6 @@ use crate::limits::{self, at_most, duration, positive, without_zero};
 use crate::observe::metrics::{KindMeter, QueueMeter};
 use crate::observe::{Observer, Observers};
 use crate::retry::RetryPolicy;
-use crate::store::CheckpointRequest;
 use crate::worker::pool::{Plan, Pool, PoolKind, PoolQueue, part};
 
 /// One queue that a worker claims from, and what holds for its jobs.
@@ -332,23 +331,7 @@ impl WorkerBuilder {
             observers: self.observers,
         };
         let session = Arc::clone(self.client.enqueuer.session());
-        // A checkpoint whose answer is lost may go again: its receipt and count make it the same.
-        // One call at a time: those of a lease stay in order.
-        let checkpoints = Merger::new(
-            Verb::Checkpoint,
-            session,
-            1,
-            true,
-            |store, request, checkpoints| {
-                let checkpoints = Vec::clone(&checkpoints);
-                let span = tracing::debug_span!("store.checkpoint", leases = checkpoints.len());
-                let request = CheckpointRequest {
-                    request,
-                    checkpoints,
-                };
-                Box::pin(async move { store.checkpoint(request).await }.instrument(span))
-            },
-        );
+        let checkpoints = Merger::new(SaveCheckpoints, session);
         Ok(Pool::new(
             plan,
             self.client.enqueuer,

@@ -12,9 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::held::{Board, Held, HolderClock, Stop};
 use super::settler::Outbox;
+use crate::calls::checkpoint::SaveCheckpoints;
 use crate::calls::enqueue::Enqueuer;
-use crate::calls::lane::Session;
-use crate::calls::merge::{Item, Merger};
+use crate::calls::merge::Merger;
+use crate::calls::session::Session;
 use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Verb};
 use crate::handler::AnyHandler;
@@ -23,7 +24,7 @@ use crate::lease::LeaseTerms;
 use crate::observe::Observers;
 use crate::observe::metrics::{KindMeter, PoolMeter, QueueMeter};
 use crate::retry::RetryPolicy;
-use crate::store::{Checkpoint, Checkpointed, ClaimQueue, Store};
+use crate::store::{ClaimQueue, Store};
 
 /// One queue that a pool claims from.
 pub(crate) struct PoolQueue {
@@ -119,21 +120,10 @@ impl Buffer {
     }
 }
 
-impl Item for Checkpoint {
-    type Sent = Self;
-
-    fn join(mut checkpoints: Vec<Self>, call: &mut Vec<Self>) {
-        call.append(&mut checkpoints);
-    }
-}
-
 pub(crate) struct Pool {
     pub(crate) session: Arc<Session>,
     pub(crate) enqueuer: Enqueuer,
-    pub(crate) checkpoints: Arc<Merger<Checkpoint, Checkpointed>>,
-    /// For completions that take the handler's commands along.
-    #[cfg(feature = "redis")]
-    pub(crate) spare_lanes: crate::calls::lane::SpareLanes,
+    pub(crate) checkpoints: Arc<Merger<SaveCheckpoints>>,
     pub(crate) owner: Arc<str>,
     pub(crate) task: Arc<str>,
     pub(crate) queues: Vec<PoolQueue>,
@@ -191,7 +181,7 @@ impl Pool {
     pub(crate) fn new(
         plan: Plan,
         enqueuer: Enqueuer,
-        checkpoints: Arc<Merger<Checkpoint, Checkpointed>>,
+        checkpoints: Arc<Merger<SaveCheckpoints>>,
         suspects: Arc<SuspectGate>,
     ) -> Arc<Self> {
         let session = Arc::clone(enqueuer.session());
@@ -201,8 +191,6 @@ impl Pool {
             session,
             enqueuer,
             checkpoints,
-            #[cfg(feature = "redis")]
-            spare_lanes: crate::calls::lane::SpareLanes::default(),
             owner: plan.owner,
             task: plan.task,
             queues: plan.queues,

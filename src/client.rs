@@ -19,7 +19,7 @@ use crate::limits::without_zero;
 use crate::observe::{Event, Observer, Observers};
 use crate::store::{Command, ControlRequest, Controlled, Enqueued, MemoryStore, Store};
 use crate::worker::WorkerBuilder;
-use crate::worker::pool::SuspectGate;
+use crate::worker::suspects::SuspectGate;
 
 /// How long an operator's command is repeated before the result is called unknown.
 const CONTROL_LIMIT: Duration = Duration::from_secs(30);

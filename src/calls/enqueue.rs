@@ -1,6 +1,7 @@
 //! Enqueuing: store jobs, in one call with those that others enqueue at the same time.
 //!
-//! Before: [`Client`](crate::Client). After: the [claimer](crate::worker) of some worker claims them.
+//! Before: [`Client`](crate::Client). After: the [claimer](crate::worker) of some worker claims
+//! them.
 
 use std::sync::Arc;
 

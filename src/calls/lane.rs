@@ -1,9 +1,9 @@
 //! Repeating a call until its answer is known.
 //!
 //! A [`Lane`] numbers the calls of one component, of which one is in flight at a time. If the store
-//! does not answer, the same request is sent again under the same id until it does. Once the session
-//! is gone the answer cannot be had any more. What is safe then depends on the verb: the caller gets
-//! [`Answer::Lost`] and decides.
+//! does not answer, the same request is sent again under the same id until it does. Once the
+//! session is gone the answer cannot be had any more. What is safe then depends on the verb: the
+//! caller gets [`Answer::Lost`] and decides.
 //!
 //! **Invariant.** Once one copy of a call may have been applied, the call never ends as `Refused`,
 //! whatever the later copies are told.

@@ -1,10 +1,10 @@
 //! Merging: callers that ask at the same time share one call.
 //!
 //! A call with one item costs a store as much as a call with a hundred. So the items of all callers
-//! wait in one list, and a driver sends what has gathered there while the previous call was under way.
-//! The driver is a task of its own: a caller that gives up must not take its neighbours' items with
-//! it. Where order does not matter, a second driver starts once [`BESIDE`] items wait, so that the
-//! store finds the next call at hand when it is done with one.
+//! wait in one list, and a driver sends what has gathered there while the previous call was under
+//! way. The driver is a task of its own: a caller that gives up must not take its neighbours' items
+//! with it. Where order does not matter, a second driver starts once [`BESIDE`] items wait, so that
+//! the store finds the next call at hand when it is done with one.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -288,8 +288,8 @@ mod tests {
         }
     }
 
-    /// Submits entries of so many items while no call is answered. Returns the number of items in each
-    /// call that is under way then.
+    /// Submits entries of so many items while no call is answered. Returns the number of items in
+    /// each call that is under way then.
     async fn under_way<const LANES: usize>(entries: &[usize]) -> Vec<usize> {
         let (told, mut calls) = tokio::sync::mpsc::unbounded_channel();
         let session = Session::new(Arc::new(MemoryStore::new()));

@@ -1,8 +1,8 @@
 //! The session of one process with one store: the name under which its calls can be repeated.
 //!
 //! A session hands out [`Lane`]s and takes them back when they are dropped. The store remembers the
-//! last answer of each lane, so a lane that nobody uses any longer is given to the next caller. This
-//! is the only pool of lanes in a process.
+//! last answer of each lane, so a lane that nobody uses any longer is given to the next caller.
+//! This is the only pool of lanes in a process.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -66,9 +66,9 @@ impl Session {
     }
 }
 
-/// How many quick repeats a process can afford: each call earns half of one, and ten can be saved up.
-/// Once they are spent, repeats wait as long as they would at the end of a long outage, so that a
-/// store that is half down never sees more than one and a half times its usual number of calls.
+/// How many quick repeats a process can afford: each call earns half of one, and ten can be saved
+/// up. Once they are spent, repeats wait as long as they would at the end of a long outage, so that
+/// a store that is half down never sees more than one and a half times its usual number of calls.
 pub(super) struct RepeatBudget {
     /// In halves of a repeat.
     saved: AtomicU32,

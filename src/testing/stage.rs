@@ -20,9 +20,11 @@ use crate::observe::Event;
 use crate::store::{Command, Enqueued, MemoryStore, Select, Store};
 use crate::worker::WorkerBuilder;
 use crate::worker::claimer;
-use crate::worker::pool::{Pool, Run};
+use crate::worker::held::HeldGrant;
+use crate::worker::outcome::HandlerEnd;
+use crate::worker::pool::Pool;
 use crate::worker::settler::{self, Times};
-use crate::worker::slots::{self, Ran};
+use crate::worker::slots;
 
 /// Something to be shared by the handlers of one stage.
 type Shared<T> = Arc<Mutex<T>>;
@@ -138,10 +140,10 @@ impl Stage {
 
 /// A handler under a lease, polled by hand.
 pub(super) struct Actor {
-    running: Pin<Box<dyn Future<Output = Ran> + Send>>,
-    ran: Option<Ran>,
+    running: Pin<Box<dyn Future<Output = HandlerEnd> + Send>>,
+    ran: Option<HandlerEnd>,
     pool: Arc<Pool>,
-    held: Arc<Run>,
+    held: Arc<HeldGrant>,
     index: usize,
     /// Await points that it has reached.
     points: usize,
@@ -212,8 +214,8 @@ impl Actor {
             ran: Duration::ZERO,
         };
         settler::hand_in(&self.pool, &self.held, self.index, ran, times);
-        if let Some(ride) = self.pool.outbox.ride() {
-            ride.send(&self.pool).await;
+        if let Some(batch) = self.pool.outbox.try_batch() {
+            batch.send(&self.pool).await;
         }
         lock(&self.ended).take()
     }
@@ -236,7 +238,6 @@ impl Drop for Actor {
     fn drop(&mut self) {
         // The pool and what it holds know each other.
         self.pool.end(&self.held, self.index);
-        self.pool.outbox.sweep();
     }
 }
 

@@ -1,13 +1,14 @@
 //! The door: open a store, enqueue jobs, start workers, look and intervene.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::Instrument as _;
 
 use crate::calls::enqueue::{Enqueuer, no_answer};
-use crate::calls::lane::{Answer, Lane, Session};
+use crate::calls::lane::Answer;
+use crate::calls::session::Session;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::inspect::{
     self, AuditView, JobView, LeaseFilter, LeaseView, Ledger, Page, Paged, ParkedView, QueueView,
@@ -18,7 +19,7 @@ use crate::limits::without_zero;
 use crate::observe::{Event, Observer, Observers};
 use crate::store::{Command, ControlRequest, Controlled, Enqueued, MemoryStore, Store};
 use crate::worker::WorkerBuilder;
-use crate::worker::pool::SuspectGate;
+use crate::worker::suspects::SuspectGate;
 
 /// How long an operator's command is repeated before the result is called unknown.
 const CONTROL_LIMIT: Duration = Duration::from_secs(30);
@@ -40,8 +41,6 @@ pub struct Client {
     pub(crate) enqueuer: Enqueuer,
     pub(crate) suspects: Arc<SuspectGate>,
     pub(crate) observers: Observers,
-    /// Lanes of commands that are done, for the next: the store remembers an answer for each.
-    lanes: Arc<Mutex<Vec<Lane>>>,
 }
 
 impl Client {
@@ -68,7 +67,6 @@ impl Client {
             enqueuer,
             suspects: Arc::default(),
             observers,
-            lanes: Arc::default(),
         }
     }
 
@@ -81,7 +79,6 @@ impl Client {
             enqueuer,
             suspects: self.suspects,
             observers,
-            lanes: self.lanes,
         }
     }
 
@@ -136,9 +133,7 @@ impl Client {
         reason: impl Into<String>,
     ) -> Result<Controlled> {
         let (actor, reason) = (actor.into(), reason.into());
-        let lanes = || self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        let idle = lanes().pop();
-        let mut lane = idle.unwrap_or_else(|| self.session().lane());
+        let mut lane = self.session().lane();
         let answer = lane
             .call(CONTROL_LIMIT, |store, request| {
                 let request = ControlRequest {
@@ -151,7 +146,6 @@ impl Client {
                 async move { store.control(request).await }.instrument(span)
             })
             .await;
-        lanes().push(lane);
         let unknown = || {
             Error::new(
                 ErrorKind::Unknown,

@@ -18,18 +18,19 @@ use crate::lease::{FencingToken, Progress, Receipt};
 use crate::limits::{self, at_most};
 use crate::observe::Event;
 use crate::store::{Checkpoint, Checkpointed, Enqueued};
-use crate::worker::held::{HeldLease, Stop};
-use crate::worker::pool::{Pool, Run};
+use crate::worker::held::{HeldGrant, HeldLease, Stop};
+use crate::worker::lost;
+use crate::worker::pool::Pool;
 
 /// The lease that a handler works under. Clones are the same lease.
 #[derive(Clone)]
 pub struct Context {
-    pub(crate) held: Arc<Run>,
+    pub(crate) held: Arc<HeldGrant>,
     pub(crate) index: usize,
 }
 
 impl Context {
-    pub(crate) fn new(held: Arc<Run>, index: usize) -> Self {
+    pub(crate) fn new(held: Arc<HeldGrant>, index: usize) -> Self {
         Self { held, index }
     }
 
@@ -89,7 +90,7 @@ impl Context {
     /// Resolves when the handler should stop: the lease is lost, the job cancelled, or the worker
     /// drains. A moment later the handler is dropped where it stands.
     pub async fn cancelled(&self) {
-        self.lease().bell().token.cancelled().await;
+        self.lease().stop_signal().token.cancelled().await;
     }
 
     /// Whether the handler should stop.
@@ -99,9 +100,7 @@ impl Context {
 
     /// Whether the lease is lost: whatever the handler does from here on counts for nothing.
     pub fn is_lost(&self) -> bool {
-        self.lease()
-            .stopped()
-            .is_some_and(|stop| stop.lost().is_some())
+        self.lease().stopped().is_some_and(Stop::is_lost)
     }
 
     /// Whether the worker drains.
@@ -189,20 +188,7 @@ impl Context {
 
     /// The store refused a call of the handler: the lease is somebody else's.
     pub(crate) fn refused(&self, verb: Verb) -> Failure {
-        let (queue, job, token) = (self.queue(), self.job_id(), self.token());
-        let meter = &self.pool().queues[self.held.queue].meter;
-        match verb {
-            Verb::Checkpoint => meter.checkpoint_fenced(),
-            _ => meter.settle_fenced(),
-        }
-        self.pool().observers.emit(|| Event::Fenced {
-            verb,
-            queue,
-            job,
-            token,
-        });
-        self.lease().stop(Stop::Fenced);
-        Failure::lost()
+        lost::refused(self.pool(), &self.held, self.index, verb)
     }
 
     /// The scope under which this lease is fenced: the job's exclusive key if it has one, else the

@@ -157,21 +157,17 @@ impl Context {
     where
         F: Future<Output = Result<T>>,
     {
-        let pool = self.pool();
-        let spare = pool.spare_lanes.take();
-        let mut lane = spare.unwrap_or_else(|| pool.session.lane());
-        let known = loop {
+        let mut lane = self.pool().session.lane();
+        loop {
             match lane.call(CALL_LIMIT, &call).await {
-                Answer::Known(answer) => break Ok(answer),
+                Answer::Known(answer) => return Ok(answer),
                 Answer::Lost => {}
-                Answer::Refused(error) => break Err(error),
+                Answer::Refused(error) => return Err(error),
                 Answer::GaveUp(error) => {
-                    break Err(Error::new(ErrorKind::Unknown, in_doubt).caused_by(error));
+                    return Err(Error::new(ErrorKind::Unknown, in_doubt).caused_by(error));
                 }
             }
-        };
-        pool.spare_lanes.give(lane);
-        known
+        }
     }
 
     fn redis_store(&self) -> Result<&RedisStore> {

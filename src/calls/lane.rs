@@ -1,111 +1,40 @@
 //! Repeating a call until its answer is known.
 //!
-//! A [`Lane`] names the calls of one component: one request in flight, each with its sequence
-//! number. When the store does not answer, the same request goes again, verbatim, under the same
-//! id, until it does. When the session is gone the answer can no longer be had, and what then is
-//! safe depends on the verb: the caller gets [`Answer::Lost`] and decides.
+//! A [`Lane`] numbers the calls of one component, of which one is in flight at a time. If the store
+//! does not answer, the same request is sent again under the same id until it does. Once the
+//! session is gone the answer cannot be had any more. What is safe then depends on the verb: the
+//! caller gets [`Answer::Lost`] and decides.
+//!
+//! **Invariant.** Once one copy of a call may have been applied, the call never ends as `Refused`,
+//! whatever the later copies are told.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
-use tokio::sync::Mutex;
 
+use super::session::Session;
 use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Result};
 use crate::store::{RequestId, SessionId, Store};
 
-/// The session of one process with one store, opened on first use and again whenever it is lost.
-pub(crate) struct Session {
-    pub(crate) store: Arc<dyn Store>,
-    open: Mutex<Option<SessionId>>,
-    lanes: AtomicU32,
-    /// Lanes that nobody uses any longer: number and last sequence number. The store remembers an
-    /// answer for each, so they are used again.
-    spare: std::sync::Mutex<Vec<(u32, u64)>>,
-    budget: Budget,
-}
-
-impl Session {
-    pub(crate) fn new(store: Arc<dyn Store>) -> Arc<Self> {
-        Arc::new(Self {
-            store,
-            open: Mutex::new(None),
-            lanes: AtomicU32::new(0),
-            spare: std::sync::Mutex::default(),
-            budget: Budget::default(),
-        })
-    }
-
-    pub(crate) fn lane(self: &Arc<Self>) -> Lane {
-        let spare = self.spare().pop();
-        let (number, seq) =
-            spare.unwrap_or_else(|| (self.lanes.fetch_add(1, Ordering::Relaxed), 0));
-        Lane {
-            session: Arc::clone(self),
-            id: None,
-            number,
-            seq,
-            waits_for_room: true,
-        }
-    }
-
-    fn spare(&self) -> std::sync::MutexGuard<'_, Vec<(u32, u64)>> {
-        let spare = self.spare.lock();
-        spare.unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
-    /// The open session, or a new one if `lost` is the one that was open.
-    async fn id(&self, lost: Option<SessionId>) -> Result<SessionId> {
-        let mut open = self.open.lock().await;
-        match *open {
-            Some(id) if Some(id) != lost => Ok(id),
-            _ => {
-                let id = self.store.open_session().await?;
-                *open = Some(id);
-                Ok(id)
-            }
-        }
-    }
-}
-
-/// One line of calls: one in flight, in order.
+/// A sequence of calls: one in flight, in order.
 pub(crate) struct Lane {
     session: Arc<Session>,
+    /// The session as it was last seen open.
     id: Option<SessionId>,
     number: u32,
+    /// Of the last call.
     seq: u64,
-    /// Whether a full store is worth waiting for. It is for whoever holds leases.
+    /// Whether a full store is worth waiting for. It is for callers that hold leases.
     waits_for_room: bool,
 }
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        // A call that was dropped unanswered is older than the next one, and not applied after it.
-        self.session.spare().push((self.number, self.seq));
-    }
-}
-
-/// Lanes for calls that are made beside each other. The store remembers an answer for each, so they
-/// are used again.
-#[cfg(feature = "redis")]
-#[derive(Default)]
-pub(crate) struct SpareLanes(std::sync::Mutex<Vec<Lane>>);
-
-#[cfg(feature = "redis")]
-impl SpareLanes {
-    pub(crate) fn take(&self) -> Option<Lane> {
-        self.lock().pop()
-    }
-
-    pub(crate) fn give(&self, lane: Lane) {
-        self.lock().push(lane);
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Lane>> {
-        let lanes = self.0.lock();
-        lanes.unwrap_or_else(std::sync::PoisonError::into_inner)
+        // The store does not apply a call after a later one of its lane. So the lane can be used
+        // again although this one may have been dropped unanswered.
+        self.session.take_back(self.number, self.seq);
     }
 }
 
@@ -121,7 +50,17 @@ pub(crate) enum Answer<T> {
 }
 
 impl Lane {
-    /// A lane whose caller wants to hear at once that the store is full.
+    pub(super) fn new(session: Arc<Session>, number: u32, seq: u64) -> Self {
+        Self {
+            session,
+            id: None,
+            number,
+            seq,
+            waits_for_room: true,
+        }
+    }
+
+    /// The same lane, for a caller that wants to be told at once when the store is full.
     pub(crate) fn told_when_full(mut self) -> Self {
         self.waits_for_room = false;
         self
@@ -138,19 +77,16 @@ impl Lane {
     {
         let start = monotonic();
         let mut waits = backoff();
+        // Whether an earlier copy of this call may have been applied.
         let mut in_doubt = false;
         let mut warned = false;
-        self.session.budget.earn();
+        self.session.repeats.earn();
         self.seq += 1;
         loop {
             let error = match self.open().await {
                 Err(error) => error,
                 Ok(id) => {
-                    let request = RequestId {
-                        session: id,
-                        lane: self.number,
-                        seq: self.seq,
-                    };
+                    let request = self.request(id);
                     match send(Arc::clone(&self.session.store), request).await {
                         Ok(answer) => return Answer::Known(answer),
                         Err(error) if error.kind() == ErrorKind::SessionLost => {
@@ -171,21 +107,17 @@ impl Lane {
             let worth_it = (error.is_transient() && !full)
                 || error.kind() == ErrorKind::SessionLost
                 || (in_doubt && error.kind() == ErrorKind::Unexpected);
+            let ended = |error| match in_doubt {
+                true => Answer::GaveUp(error),
+                false => Answer::Refused(error),
+            };
             if !worth_it {
-                return if in_doubt {
-                    Answer::GaveUp(error)
-                } else {
-                    Answer::Refused(error)
-                };
+                return ended(error);
             }
-            let bound = waits.next().filter(|_| self.session.budget.spend());
+            let bound = waits.next().filter(|_| self.session.repeats.spend());
             let wait = spread(bound.unwrap_or(LONGEST_WAIT));
             if start.elapsed() + wait > limit {
-                return if in_doubt {
-                    Answer::GaveUp(error)
-                } else {
-                    Answer::Refused(error)
-                };
+                return ended(error);
             }
             if !warned && start.elapsed() > WARN_AFTER {
                 warned = true;
@@ -195,15 +127,19 @@ impl Lane {
         }
     }
 
-    /// The id of a call that another call takes along.
+    /// The id of a call that travels inside another one.
     pub(crate) async fn reserve(&mut self) -> Result<RequestId> {
         let session = self.open().await?;
         self.seq += 1;
-        Ok(RequestId {
+        Ok(self.request(session))
+    }
+
+    fn request(&self, session: SessionId) -> RequestId {
+        RequestId {
             session,
             lane: self.number,
             seq: self.seq,
-        })
+        }
     }
 
     async fn open(&mut self) -> Result<SessionId> {
@@ -222,40 +158,6 @@ impl Lane {
     }
 }
 
-/// What a process may spend on quick repeats: every call earns half of one, and a few can be saved
-/// up. When it is spent, repeats wait as long as they would at the end of a long outage, so that a
-/// store that is half down never sees more than one and a half times the calls of good days.
-struct Budget {
-    /// In halves of a repeat.
-    saved: AtomicU32,
-}
-
-impl Budget {
-    const MOST: u32 = 20;
-
-    fn earn(&self) {
-        let more = |saved: u32| (saved < Self::MOST).then_some(saved + 1);
-        let _ = self
-            .saved
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
-    }
-
-    fn spend(&self) -> bool {
-        let less = |saved: u32| saved.checked_sub(2);
-        self.saved
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
-            .is_ok()
-    }
-}
-
-impl Default for Budget {
-    fn default() -> Self {
-        Self {
-            saved: AtomicU32::new(Self::MOST),
-        }
-    }
-}
-
 /// A call that is repeated for longer than this is worth a warning.
 const WARN_AFTER: Duration = Duration::from_secs(2);
 
@@ -269,7 +171,7 @@ fn backoff() -> impl Iterator<Item = Duration> {
         .build()
 }
 
-/// Full jitter: everybody who was cut off together must not come back together.
+/// Full jitter: callers that were cut off together must not all come back at the same moment.
 pub(crate) fn spread(bound: Duration) -> Duration {
     bound.mul_f64(fastrand::f64())
 }
@@ -277,17 +179,35 @@ pub(crate) fn spread(bound: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::MemoryStore;
 
-    #[test]
-    fn repeats_are_at_most_half_of_the_calls_once_the_savings_are_spent() {
-        let budget = Budget::default();
-        let saved = (0..1_000).filter(|_| budget.spend()).count();
-        assert_eq!(saved, 10);
-        let calls = 1_000;
-        let repeats = (0..calls).filter(|_| {
-            budget.earn();
-            budget.spend()
-        });
-        assert_eq!(repeats.count(), calls / 2);
+    /// Makes one call to a store that gives these answers, and then none but success.
+    async fn call(answers: &[ErrorKind]) -> Answer<()> {
+        let mut lane = Session::new(Arc::new(MemoryStore::new())).lane();
+        let mut answers = answers.iter();
+        let limit = Duration::from_secs(60);
+        lane.call(limit, |_, _| {
+            let answer = answers.next().map(|kind| Error::new(*kind, "scripted"));
+            async move { answer.map_or(Ok(()), Err) }
+        })
+        .await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_certain_error_does_not_clear_the_doubt_about_an_earlier_copy() {
+        use ErrorKind::{Contended, Denied, SessionLost, Unavailable};
+        // Nothing can have been applied: the call goes again, or is refused.
+        assert!(matches!(call(&[SessionLost]).await, Answer::Known(())));
+        assert!(matches!(
+            call(&[Contended, Denied]).await,
+            Answer::Refused(_)
+        ));
+        // The first copy may have been applied, whatever the second is told.
+        let lost = call(&[Unavailable, Contended, SessionLost]).await;
+        assert!(matches!(lost, Answer::Lost));
+        let denied = call(&[Unavailable, Contended, Denied]).await;
+        assert!(matches!(denied, Answer::GaveUp(_)));
+        let known = call(&[Unavailable, Contended]).await;
+        assert!(matches!(known, Answer::Known(())));
     }
 }

@@ -1,19 +1,19 @@
 //! Merging: callers that ask at the same time share one call.
 //!
-//! A single job costs a store as much as a hundred. One driver runs while there is something to
-//! send; it is a task of its own, so that a caller that gives up does not take its neighbours'
-//! items with it. Where order does not matter, others run beside it once so much waits that merging more
-//! would save little: the store has the next call at hand when it is done with one.
+//! A call with one item costs a store as much as a call with a hundred. So the items of all callers
+//! wait in one list, and a driver sends what has gathered there while the previous call was under
+//! way. The driver is a task of its own: a caller that gives up must not take its neighbours' items
+//! with it. Where order does not matter, a second driver starts once [`BESIDE`] items wait, so that
+//! the store finds the next call at hand when it is done with one.
 
 use std::collections::VecDeque;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use super::lane::{Answer, Lane, Session};
+use super::lane::{Answer, Lane};
+use super::session::Session;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::limits;
 use crate::store::{RequestId, Store};
@@ -21,53 +21,55 @@ use crate::store::{RequestId, Store};
 /// How long a call is repeated before its callers are told that the result is unknown.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 
-/// Items that are worth a call of their own beside those that are under way: what a call costs by itself
-/// hardly shows in what they cost.
+/// How many waiting items are worth another call beside those that are under way: with so many, the
+/// fixed cost of a call hardly shows.
 const BESIDE: usize = 200;
 
-/// One merged call, under way.
-pub(crate) type Sending<A> = Pin<Box<dyn Future<Output = Result<Vec<A>>> + Send>>;
-
-/// What callers ask for.
-pub(crate) trait Item: Send + Sync + Sized + 'static {
-    /// What goes into a call for it.
+/// A call of one verb that takes the items of several callers.
+pub(crate) trait MergedCall: Send + Sync + 'static {
+    /// What a caller asks for.
+    type Item: Send + 'static;
+    /// What is sent for it.
     type Sent: Send + Sync + 'static;
+    /// What it is answered.
+    type Answer: Send + 'static;
 
-    /// Adds what goes into a call for the items of one caller. Each is moved once, whoever it is merged with.
-    fn join(items: Vec<Self>, call: &mut Vec<Self::Sent>);
-}
+    const VERB: Verb;
+    /// How many calls may be under way at once.
+    const LANES: usize;
+    /// Whether the call may be made again, under a new id, if its answer was lost with the session.
+    const SAFE_AGAIN: bool;
 
-/// What a merger does with the items that it has gathered: one answer for each, in order.
-pub(crate) trait Deliver<T: Item, A>:
-    Fn(Arc<dyn Store>, RequestId, Arc<Vec<T::Sent>>) -> Sending<A>
-{
-}
-impl<T: Item, A, F> Deliver<T, A> for F where
-    F: Fn(Arc<dyn Store>, RequestId, Arc<Vec<T::Sent>>) -> Sending<A>
-{
+    /// Adds the items of one caller to a call.
+    fn add(items: Vec<Self::Item>, call: &mut Vec<Self::Sent>);
+
+    /// Makes the call: one answer for each item, in order.
+    fn send(
+        &self,
+        store: Arc<dyn Store>,
+        request: RequestId,
+        items: Arc<Vec<Self::Sent>>,
+    ) -> impl Future<Output = Result<Vec<Self::Answer>>> + Send;
 }
 
 /// Merges calls of one verb.
-pub(crate) struct Merger<T: Item, A> {
-    verb: Verb,
+pub(crate) struct Merger<C: MergedCall> {
+    call: C,
     session: Arc<Session>,
-    send: Box<dyn Deliver<T, A> + Send + Sync>,
-    /// Whether a call whose first answer is lost with its session may go again under a new id.
-    safe_again: bool,
-    waiting: Mutex<Waiting<T, A>>,
+    waiting: Mutex<Waiting<C>>,
 }
 
-struct Waiting<T, A> {
-    entries: VecDeque<Entry<T, A>>,
+struct Waiting<C: MergedCall> {
+    entries: VecDeque<Entry<C>>,
     /// Of all entries.
     items: usize,
-    /// The lanes that no driver has.
+    /// The lanes that are free for drivers.
     lanes: Vec<Lane>,
     /// Drivers that send.
     drivers: usize,
 }
 
-impl<T, A> Waiting<T, A> {
+impl<C: MergedCall> Waiting<C> {
     /// Whether what waits is worth another driver.
     fn is_worth_a_driver(&self) -> bool {
         match self.drivers {
@@ -78,41 +80,28 @@ impl<T, A> Waiting<T, A> {
 }
 
 /// The items of one caller: they go in one call.
-struct Entry<T, A> {
-    items: Vec<T>,
+struct Entry<C: MergedCall> {
+    items: Vec<C::Item>,
     weight: usize,
-    answer: Caller<A>,
+    answer: oneshot::Sender<Result<Vec<C::Answer>>>,
 }
 
-type Caller<A> = oneshot::Sender<Result<Vec<A>>>;
-
-impl<T: Item, A: Send + 'static> Merger<T, A> {
-    pub(crate) fn new(
-        verb: Verb,
-        session: Arc<Session>,
-        lanes: usize,
-        safe_again: bool,
-        send: impl Deliver<T, A> + Send + Sync + 'static,
-    ) -> Arc<Self> {
-        let lane = |_| {
-            if safe_again {
-                session.lane()
-            } else {
-                session.lane().told_when_full()
-            }
+impl<C: MergedCall> Merger<C> {
+    pub(crate) fn new(call: C, session: Arc<Session>) -> Arc<Self> {
+        let lane = || match C::SAFE_AGAIN {
+            true => session.lane(),
+            false => session.lane().told_when_full(),
         };
         let waiting = Waiting {
             entries: VecDeque::new(),
             items: 0,
-            lanes: (0..lanes).map(lane).collect(),
+            lanes: (0..C::LANES).map(|_| lane()).collect(),
             drivers: 0,
         };
         let waiting = Mutex::new(waiting);
         Arc::new(Self {
-            verb,
+            call,
             session,
-            send: Box::new(send),
-            safe_again,
             waiting,
         })
     }
@@ -123,7 +112,11 @@ impl<T: Item, A: Send + 'static> Merger<T, A> {
     }
 
     /// Sends the items with those of others, and returns the answer to each.
-    pub(crate) async fn submit(self: &Arc<Self>, items: Vec<T>, weight: usize) -> Result<Vec<A>> {
+    pub(crate) async fn submit(
+        self: &Arc<Self>,
+        items: Vec<C::Item>,
+        weight: usize,
+    ) -> Result<Vec<C::Answer>> {
         let (answer, answered) = oneshot::channel();
         let entry = Entry {
             items,
@@ -136,12 +129,12 @@ impl<T: Item, A: Send + 'static> Merger<T, A> {
         }
         answered.await.unwrap_or_else(|_| {
             let why = "the runtime stopped before the store answered";
-            Err(Error::new(ErrorKind::Unknown, why).during(self.verb))
+            Err(Error::new(ErrorKind::Unknown, why).during(C::VERB))
         })
     }
 
-    /// Adds an entry. Whoever is returned must send.
-    fn add(self: &Arc<Self>, entry: Entry<T, A>) -> Option<Driver<T, A>> {
+    /// Adds an entry. If a driver is returned, it must be run.
+    fn add(self: &Arc<Self>, entry: Entry<C>) -> Option<Driver<C>> {
         let mut waiting = self.lock();
         waiting.items += entry.items.len();
         waiting.entries.push_back(entry);
@@ -157,7 +150,7 @@ impl<T: Item, A: Send + 'static> Merger<T, A> {
     }
 
     /// As many entries as fit one call.
-    fn take(&self) -> Vec<Entry<T, A>> {
+    fn take(&self) -> Vec<Entry<C>> {
         let mut waiting = self.lock();
         let (mut items, mut weight, mut entries) = (0, 0, Vec::new());
         while let Some(first) = waiting.entries.front() {
@@ -174,21 +167,21 @@ impl<T: Item, A: Send + 'static> Merger<T, A> {
         entries
     }
 
-    async fn deliver(&self, lane: &mut Lane, entries: Vec<Entry<T, A>>) {
+    async fn deliver(&self, lane: &mut Lane, entries: Vec<Entry<C>>) {
         let count: usize = entries.iter().map(|entry| entry.items.len()).sum();
         let mut items = Vec::with_capacity(count);
         let mut callers = Vec::with_capacity(entries.len());
         for entry in entries {
             callers.push((entry.answer, entry.items.len()));
-            T::join(entry.items, &mut items);
+            C::add(entry.items, &mut items);
         }
         let items = Arc::new(items);
         let answer = loop {
             let call = lane.call(CALL_LIMIT, |store, request| {
-                (self.send)(store, request, Arc::clone(&items))
+                self.call.send(store, request, Arc::clone(&items))
             });
             match call.await {
-                Answer::Lost if self.safe_again => {}
+                Answer::Lost if C::SAFE_AGAIN => {}
                 answer => break answer,
             }
         };
@@ -206,25 +199,25 @@ impl<T: Item, A: Send + 'static> Merger<T, A> {
             Answer::GaveUp(error) => unknown().caused_by(error),
             Answer::Refused(error) => error,
         };
-        let error = error.during(self.verb);
+        let error = error.during(C::VERB);
         for (caller, _) in callers {
             let _ = caller.send(Err(error.duplicate()));
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Waiting<T, A>> {
+    fn lock(&self) -> MutexGuard<'_, Waiting<C>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Has the lane while it sends. If it is dropped with its runtime, or never run because there is
-/// none, the lane goes back.
-struct Driver<T: Item, A: Send + 'static> {
-    merger: Arc<Merger<T, A>>,
+/// Sends what waits, on a lane of its own. If it is dropped with its runtime, or never runs because
+/// there is none, the lane goes back.
+struct Driver<C: MergedCall> {
+    merger: Arc<Merger<C>>,
     lane: Option<Lane>,
 }
 
-impl<T: Item, A: Send + 'static> Driver<T, A> {
+impl<C: MergedCall> Driver<C> {
     /// Sends until nothing waits that is worth it.
     async fn drive(mut self) {
         while let Some(lane) = &mut self.lane {
@@ -248,7 +241,7 @@ impl<T: Item, A: Send + 'static> Driver<T, A> {
     }
 }
 
-impl<T: Item, A: Send + 'static> Drop for Driver<T, A> {
+impl<C: MergedCall> Drop for Driver<C> {
     fn drop(&mut self) {
         if let Some(lane) = self.lane.take() {
             let mut waiting = self.merger.lock();
@@ -268,23 +261,39 @@ mod tests {
     use super::*;
     use crate::store::MemoryStore;
 
-    impl Item for () {
-        type Sent = ();
+    /// A call that is never answered, and tells how many items it has.
+    struct Unanswered<const LANES: usize>(tokio::sync::mpsc::UnboundedSender<usize>);
 
-        fn join(items: Vec<Self>, call: &mut Vec<()>) {
+    impl<const LANES: usize> MergedCall for Unanswered<LANES> {
+        type Item = ();
+        type Sent = ();
+        type Answer = ();
+
+        const VERB: Verb = Verb::Enqueue;
+        const LANES: usize = LANES;
+        const SAFE_AGAIN: bool = false;
+
+        fn add(items: Vec<()>, call: &mut Vec<()>) {
             call.extend(items);
+        }
+
+        async fn send(
+            &self,
+            _: Arc<dyn Store>,
+            _: RequestId,
+            items: Arc<Vec<()>>,
+        ) -> Result<Vec<()>> {
+            let _ = self.0.send(items.len());
+            std::future::pending().await
         }
     }
 
-    /// Sends entries of so many items while no call is answered. Returns the items of each call that is
-    /// under way then.
-    async fn under_way(lanes: usize, entries: &[usize]) -> Vec<usize> {
+    /// Submits entries of so many items while no call is answered. Returns the number of items in
+    /// each call that is under way then.
+    async fn under_way<const LANES: usize>(entries: &[usize]) -> Vec<usize> {
         let (told, mut calls) = tokio::sync::mpsc::unbounded_channel();
         let session = Session::new(Arc::new(MemoryStore::new()));
-        let merger = Merger::new(Verb::Enqueue, session, lanes, false, move |_, _, items| {
-            let _ = told.send(items.len());
-            Box::pin(std::future::pending::<Result<Vec<()>>>())
-        });
+        let merger = Merger::new(Unanswered::<LANES>(told), session);
         for items in entries {
             let (merger, items) = (Arc::clone(&merger), vec![(); *items]);
             tokio::spawn(async move { merger.submit(items, 0).await });
@@ -301,10 +310,10 @@ mod tests {
 
     #[tokio::test]
     async fn few_items_wait_to_be_merged_and_many_go_beside() {
-        assert_eq!(under_way(2, &[1; 50]).await, [1]);
-        assert_eq!(under_way(2, &[1, BESIDE - 1]).await, [1]);
-        assert_eq!(under_way(2, &[1, BESIDE - 1, 1]).await, [1, BESIDE]);
-        assert_eq!(under_way(2, &[BESIDE; 5]).await, [BESIDE; 2]);
-        assert_eq!(under_way(1, &[BESIDE; 5]).await, [BESIDE]);
+        assert_eq!(under_way::<2>(&[1; 50]).await, [1]);
+        assert_eq!(under_way::<2>(&[1, BESIDE - 1]).await, [1]);
+        assert_eq!(under_way::<2>(&[1, BESIDE - 1, 1]).await, [1, BESIDE]);
+        assert_eq!(under_way::<2>(&[BESIDE; 5]).await, [BESIDE; 2]);
+        assert_eq!(under_way::<1>(&[BESIDE; 5]).await, [BESIDE]);
     }
 }

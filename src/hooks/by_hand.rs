@@ -12,19 +12,21 @@ use crate::job::JobId;
 use crate::store::Store;
 use crate::worker::WorkerBuilder;
 use crate::worker::claimer;
-use crate::worker::pool::{Pool, Run};
+use crate::worker::held::HeldGrant;
+use crate::worker::outcome;
+use crate::worker::pool::Pool;
 use crate::worker::settler::{self, Times};
-use crate::worker::slots::{self, Ran};
+use crate::worker::slots;
 
 /// A lease that nobody renews, and whose handler nobody runs but its owner.
 pub struct HeldByHand {
     pool: Arc<Pool>,
-    held: Arc<Run>,
+    held: Arc<HeldGrant>,
     index: usize,
 }
 
 /// How a handler ended: to be handed in.
-pub struct HandlerEnd(Ran);
+pub struct HandlerEnd(outcome::HandlerEnd);
 
 impl HeldByHand {
     /// Claims one lease for this worker. None if there is no job.
@@ -75,8 +77,8 @@ impl HeldByHand {
             ran: Duration::ZERO,
         };
         settler::hand_in(&self.pool, &self.held, self.index, end.0, times);
-        if let Some(ride) = self.pool.outbox.ride() {
-            ride.send(&self.pool).await;
+        if let Some(batch) = self.pool.outbox.try_batch() {
+            batch.send(&self.pool).await;
         }
     }
 }

@@ -370,16 +370,16 @@ impl QueueMeter {
         self.renewed_error.increment(leases);
     }
 
-    pub(crate) fn settle_fenced(&self) {
-        self.fenced[1].increment(1);
+    pub(crate) fn settle_fenced(&self, leases: u64) {
+        self.fenced[1].increment(leases);
     }
 
     pub(crate) fn checkpoint_fenced(&self) {
         self.fenced[2].increment(1);
     }
 
-    pub(crate) fn late(&self) {
-        self.late.increment(1);
+    pub(crate) fn late(&self, leases: u64) {
+        self.late.increment(leases);
     }
 
     pub(crate) fn utilization(&self, ratio: f64) {

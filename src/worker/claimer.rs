@@ -5,7 +5,11 @@
 //! that quick jobs never wait for the store, and a slow job is never held by a worker that cannot
 //! start it. When the store has nothing, the claimer sleeps on `wait`; a busy store is not polled.
 //!
-//! Before: [`enqueue`](crate::calls::enqueue). After: a slot [`run`](super::slots)s the handler.
+//! A queue with slots of its own is claimed by itself, and only for as many leases as it has free
+//! slots, so that leases which its slots cannot work never fill the buffer. All other queues share
+//! a claim.
+//!
+//! Before: [`enqueue`](crate::calls::enqueue). After: a [slot](super::slots) runs the handler.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,17 +21,18 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::held::Stop;
+use super::lost;
+use super::outcome::HandlerEnd;
 use super::pool::{Pool, PoolQueue};
-use super::settler::{self, Ride, Times};
-use super::slots::Ran;
+use super::settler::{self, SettleBatch, Times};
 use crate::calls::lane::{Answer, Lane, spread};
 use crate::clock::monotonic;
 use crate::error::ErrorKind;
 use crate::job::QueueName;
-use crate::lease::Nonce;
+use crate::lease::{Nonce, Verdict};
 use crate::limits;
 use crate::observe::{Event, metrics};
-use crate::store::{ClaimRequest, Claimed, SettleRequest, Store};
+use crate::store::{ClaimQueue, ClaimRequest, Claimed, RequestId, SettleRequest, Store};
 
 /// How much work to hold ahead of the slots: what they finish in this long.
 const AHEAD: Duration = Duration::from_millis(20);
@@ -35,7 +40,7 @@ const AHEAD: Duration = Duration::from_millis(20);
 /// A lost wake-up costs at most this.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// A lease that waited this long for a slot goes back: somebody else may have one free.
+/// A lease that waited this long for a slot goes back: another worker may have one free.
 const STALE_BUFFER: Duration = Duration::from_secs(1);
 
 /// Fills the slots until the pool drains. What is left over goes back at once.
@@ -45,25 +50,28 @@ pub(crate) async fn claimer(pool: Arc<Pool>) {
     while !drain.is_cancelled() {
         claimer.give_back_stale();
         let want = claimer.want();
-        if want == 0 {
+        let shares = claimer.shares(want);
+        if shares.is_empty() {
             claimer.wait_for_room().await;
             continue;
         }
-        let Some(granted) = claimer.claim(want).await else {
-            claimer.rest().await;
-            continue;
-        };
-        if granted < want && !drain.is_cancelled() {
-            claimer.wait_for_work().await;
+        match claimer.claim_all(shares, want).await {
+            None => claimer.rest().await,
+            Some(granted) if granted < want && !drain.is_cancelled() => {
+                claimer.wait_for_work().await;
+            }
+            Some(_) => {}
         }
     }
     give_back(&claimer.pool);
 }
 
-/// Claims one lease, if there is one, for whoever works it by hand.
+/// Claims one lease, if there is one, for a test that works it by hand.
 #[cfg(feature = "testing")]
-pub(crate) async fn one(pool: &Arc<Pool>) -> Option<(Arc<super::pool::Run>, usize)> {
-    Claimer::new(Arc::clone(pool)).claim(1).await;
+pub(crate) async fn one(pool: &Arc<Pool>) -> Option<super::pool::BufferedLease> {
+    let mut claimer = Claimer::new(Arc::clone(pool));
+    let shares = claimer.shares(1);
+    claimer.claim_all(shares, 1).await;
     pool.unfill().pop()
 }
 
@@ -71,7 +79,7 @@ pub(crate) async fn one(pool: &Arc<Pool>) -> Option<(Arc<super::pool::Run>, usiz
 pub(crate) fn give_back(pool: &Pool) {
     for (held, index) in pool.unfill() {
         held.leases[index].stop(Stop::Drain);
-        settler::hand_in(pool, &held, index, Ran::Dropped, Times::default());
+        settler::hand_in(pool, &held, index, HandlerEnd::Dropped, Times::default());
     }
     pool.outbox.flush_all();
 }
@@ -86,7 +94,7 @@ struct Claimer {
     still: (u64, Instant),
 }
 
-/// How fast the slots finish.
+/// How fast the slots end handlers.
 struct Pace {
     since: Instant,
     finished: u64,
@@ -94,8 +102,9 @@ struct Pace {
 }
 
 impl Pace {
-    /// Handlers have ended, so many in all. Worth a look after a while, or when all slots have had their
-    /// turn: the first claims of a pool tell nothing of its pace, and it must not stay slow for that.
+    /// Takes note that so many handlers have ended in all. The pace is measured once a millisecond,
+    /// and for the first time as soon as all slots have ended one: a pool must not stay slow
+    /// because its first claims tell nothing of its pace.
     fn measure(&mut self, finished: u64, slots: usize, now: Instant) {
         let elapsed = now - self.since;
         let is_first = self.per_second == 0.0 && finished - self.finished >= slots as u64;
@@ -113,7 +122,7 @@ impl Pace {
 
 impl Claimer {
     fn new(pool: Arc<Pool>) -> Self {
-        // Settlements that ride along must not wait for room: it is they that make it.
+        // A claim that finds the store full must return: the settlements inside it make room.
         let lane = pool.session.lane().told_when_full();
         let pace = Pace {
             since: monotonic(),
@@ -131,7 +140,7 @@ impl Claimer {
 
     /// How many leases there is room for.
     fn want(&mut self) -> usize {
-        let finished = self.pool.outbox.finished();
+        let finished = self.pool.counts.finished();
         self.pace.measure(finished, self.pool.slots, monotonic());
         let ahead = self.ahead();
         let buffered = self.pool.buffered();
@@ -147,12 +156,55 @@ impl Claimer {
             .min(limits::GRANT_LEASES)
     }
 
+    /// What to ask for in one round, in the order of the claims: the queues without slots of their
+    /// own together, each other queue by itself if it has a free slot. Empty if there is no room.
+    fn shares(&self, want: usize) -> Vec<Share> {
+        let mut shares: Vec<Share> = Vec::new();
+        let mut common: Option<usize> = None;
+        if want == 0 {
+            return shares;
+        }
+        for index in in_turn(&self.pool.queues) {
+            match (self.pool.queue_room(index), common) {
+                (Some(0), _) => {}
+                (Some(room), _) => shares.push(Share {
+                    queues: vec![index],
+                    most: room,
+                }),
+                (None, Some(at)) => shares[at].queues.push(index),
+                (None, None) => {
+                    common = Some(shares.len());
+                    shares.push(Share {
+                        queues: vec![index],
+                        most: want,
+                    });
+                }
+            }
+        }
+        shares
+    }
+
+    /// Claims each share, until there are as many leases as are wanted. Returns their number; none
+    /// if a claim came to nothing.
+    async fn claim_all(&mut self, shares: Vec<Share>, want: usize) -> Option<usize> {
+        self.next = LONGEST_SLEEP;
+        let mut granted = 0;
+        for share in shares {
+            let max = share.most.min(want - granted);
+            if max == 0 || self.pool.draining() {
+                break;
+            }
+            granted += self.claim(&share.queues, max).await?;
+        }
+        Some(granted)
+    }
+
     fn ahead(&self) -> usize {
         ((self.pace.per_second * AHEAD.as_secs_f64()) as usize).min(self.pool.prefetch)
     }
 
     /// Sleeps until a slot is free or the buffer runs low.
-    async fn wait_for_room(&mut self) {
+    async fn wait_for_room(&self) {
         let pool = &self.pool;
         // "Less than" half of what is held ahead, and always when a slot finds nothing.
         pool.low_water
@@ -165,10 +217,10 @@ impl Claimer {
         }
     }
 
-    /// Gives back what waits for a slot if no slot was done with anything for too long, whatever the
-    /// claimer slept on.
+    /// Gives back what waits for a slot if no handler has ended for too long, whatever the claimer
+    /// slept on.
     fn give_back_stale(&mut self) {
-        let (finished, now) = (self.pool.outbox.finished(), monotonic());
+        let (finished, now) = (self.pool.counts.finished(), monotonic());
         let (seen, since) = self.still;
         if finished != seen || self.pool.buffered() == 0 {
             self.still = (finished, now);
@@ -184,10 +236,18 @@ impl Claimer {
     async fn wait_for_work(&self) {
         let pool = &self.pool;
         let limit = self.next.clamp(Duration::from_millis(1), LONGEST_SLEEP);
-        let queues: Vec<QueueName> = pool.queues.iter().map(|queue| queue.name.clone()).collect();
+        // A queue that has no room may have work all the time.
+        let has_room = |(index, _): &(usize, &PoolQueue)| pool.queue_room(*index) != Some(0);
+        let with_room = pool.queues.iter().enumerate().filter(has_room);
+        let queues: Vec<QueueName> = with_room.map(|(_, queue)| queue.name.clone()).collect();
+        if queues.is_empty() {
+            return self.wait_for_room().await;
+        }
+        let is_one_full = queues.len() < pool.queues.len();
         let wait = pool.store().wait(&queues, pool.suspects.is_free(), limit);
         let sleep = async {
-            // A store that cannot tell, or does not come back, costs no more than the longest sleep.
+            // A store that cannot tell, or does not come back, costs no more than the longest
+            // sleep.
             if let Ok(Err(_)) = tokio::time::timeout(LONGEST_SLEEP, wait).await {
                 tokio::time::sleep(limit).await;
             }
@@ -195,12 +255,14 @@ impl Claimer {
         tokio::select! {
             biased;
             () = pool.drain.cancelled() => {}
+            () = pool.room.notified(), if is_one_full => {}
             () = sleep => {}
         }
     }
 
-    /// Sleeps after a claim that came to nothing: the store may have work, so that it would not let
-    /// anybody wait, and refuse again. Those that were refused together do not come back together.
+    /// Sleeps after a claim that came to nothing. If the store has work, waiting for some would
+    /// return at once, only to be refused again. Claimers that were refused together come back at
+    /// different times.
     async fn rest(&self) {
         let half = LONGEST_SLEEP / 2;
         tokio::select! {
@@ -210,89 +272,97 @@ impl Claimer {
         }
     }
 
-    /// One claim, repeated until it is known. Returns the number of leases; none if it came to
-    /// nothing.
-    async fn claim(&mut self, want: usize) -> Option<usize> {
-        let place = self.pool.suspects.enter();
-        let admit_suspect = place.is_some();
+    /// One claim from these queues, repeated until it is known. Returns the number of leases; none
+    /// if it came to nothing.
+    async fn claim(&mut self, queues: &[usize], max: usize) -> Option<usize> {
+        let permit = self.pool.suspects.permit();
         let sent = monotonic();
-        let mut ride = self.pool.outbox.ride();
-        let mut claimed = match Nonce::draw() {
-            Ok(nonce) => self.send(want, admit_suspect, nonce, &mut ride).await,
-            Err(error) => {
-                tracing::error!(%error, "cannot claim");
-                None
-            }
+        let request = Ask {
+            queues: queues
+                .iter()
+                .map(|index| self.pool.queues[*index].wanted())
+                .collect(),
+            max,
+            admit_suspect: permit.is_some(),
         };
-        let arrived = claimed.as_mut().and_then(|(claimed, along)| {
-            let ride = along.then(|| ride.take()).flatten();
-            ride.zip(Some(std::mem::take(&mut claimed.settled)))
-        });
-        if let Some(ride) = ride {
-            ride.send(&self.pool).await;
-        }
-        let (claimed, _) = claimed?;
+        let (claimed, verdicts) = self.send(request).await?;
         let leases: usize = claimed.grants.iter().map(|grant| grant.leases.len()).sum();
         self.pool.meter.claimed(sent.elapsed(), leases);
         let mut suspects = claimed.grants.iter().flat_map(|grant| &grant.leases);
-        if let Some(place) = place.filter(|_| suspects.any(|lease| lease.job.is_suspect())) {
-            place.keep();
+        if let Some(permit) = permit.filter(|_| suspects.any(|lease| lease.job.is_suspect())) {
+            permit.hold_until_lease_ends();
         }
-        self.next = claimed
-            .next_due
-            .into_iter()
-            .chain(claimed.next_deadline)
-            .min()
-            .unwrap_or(LONGEST_SLEEP);
+        let next = claimed.next_due.into_iter().chain(claimed.next_deadline);
+        self.next = next.min().unwrap_or(LONGEST_SLEEP).min(self.next);
         self.take_in(claimed, sent);
-        // Slots that wait for these leases do not wait for the books of those before.
-        if let Some((ride, verdicts)) = arrived {
-            ride.arrived(&self.pool, &verdicts);
+        // The slots wait for these leases; the settlements that came along can wait.
+        if let Some((batch, verdicts)) = verdicts {
+            batch.arrived(&self.pool, &verdicts);
         }
         Some(leases)
     }
 
-    /// Sends the claim, and tells whether the settlements came along. `None`: nothing was granted to
-    /// us.
-    async fn send(
-        &mut self,
-        max: usize,
-        admit_suspect: bool,
-        nonce: Nonce,
-        ride: &mut Option<Ride>,
-    ) -> Option<(Claimed, bool)> {
-        let pool = Arc::clone(&self.pool);
-        let queues: Vec<_> = in_turn(&pool.queues).map(PoolQueue::wanted).collect();
-        let riders_id = match ride {
-            Some(ride) => ride.reserve().await.ok(),
+    /// Sends the claim together with the settlements that wait. None: nothing was granted to us.
+    ///
+    /// The settlements keep their own lane and request id. If the claim does not bring their
+    /// verdicts, they are sent alone: their receipts make that safe.
+    async fn send(&mut self, ask: Ask) -> Option<(Claimed, Option<(SettleBatch, Vec<Verdict>)>)> {
+        let mut batch = self.pool.outbox.try_batch();
+        let along = match &mut batch {
+            Some(batch) => batch.reserve().await.ok(),
             None => None,
         };
-        let riders = ride.as_ref().zip(riders_id);
-        let along = AtomicBool::new(false);
+        let answer = self.send_with(ask, batch.as_ref().zip(along)).await;
+        let (answer, verdicts) = match answer {
+            Some((mut claimed, true)) => {
+                let verdicts = std::mem::take(&mut claimed.settled);
+                (Some(claimed), batch.take().zip(Some(verdicts)))
+            }
+            Some((claimed, false)) => (Some(claimed), None),
+            None => (None, None),
+        };
+        if let Some(batch) = batch {
+            batch.send(&self.pool).await;
+        }
+        Some((answer?, verdicts))
+    }
+
+    /// Sends the claim, and tells whether the settlements were in it.
+    async fn send_with(
+        &mut self,
+        ask: Ask,
+        along: Option<(&SettleBatch, RequestId)>,
+    ) -> Option<(Claimed, bool)> {
+        let nonce = match Nonce::draw() {
+            Ok(nonce) => nonce,
+            Err(error) => {
+                tracing::error!(%error, "cannot claim");
+                return None;
+            }
+        };
+        let pool = Arc::clone(&self.pool);
+        let is_along = AtomicBool::new(false);
         let call = self
             .lane
             .call(Duration::MAX, |store: Arc<dyn Store>, request| {
-                // After a lost session the riders' id means nothing; they go alone under a new one.
-                let riders = riders.filter(|(_, id)| id.session == request.session);
-                let settle = riders.map(|(ride, request)| {
-                    let settlements = ride.settlements();
-                    SettleRequest {
-                        request,
-                        settlements,
-                    }
+                // After a lost session the settlements' id means nothing; they are sent alone.
+                let along = along.filter(|(_, id)| id.session == request.session);
+                let settle = along.map(|(batch, request)| SettleRequest {
+                    request,
+                    settlements: batch.settlements(),
                 });
-                along.store(settle.is_some(), Ordering::Relaxed);
+                is_along.store(settle.is_some(), Ordering::Relaxed);
                 let request = ClaimRequest {
                     request,
                     owner: Arc::clone(&pool.owner),
                     task: Arc::clone(&pool.task),
                     nonce,
-                    queues: queues.clone(),
-                    max,
-                    admit_suspect,
+                    queues: ask.queues.clone(),
+                    max: ask.max,
+                    admit_suspect: ask.admit_suspect,
                     settle,
                 };
-                let span = tracing::debug_span!("store.claim", max);
+                let span = tracing::debug_span!("store.claim", max = ask.max);
                 async move { store.claim(request).await }.instrument(span)
             });
         let answer = tokio::select! {
@@ -301,7 +371,7 @@ impl Claimer {
             () = pool.give_up.cancelled() => return None,
         };
         match answer {
-            Answer::Known(claimed) => Some((claimed, along.load(Ordering::Relaxed))),
+            Answer::Known(claimed) => Some((claimed, is_along.load(Ordering::Relaxed))),
             // Whatever was granted expires by itself.
             Answer::Lost => None,
             Answer::Refused(error) | Answer::GaveUp(error) => {
@@ -333,15 +403,15 @@ impl Claimer {
             let guard = terms.guard().min(granted / 4);
             let is_short = granted < terms.term;
             let held = pool.board.hold(queue, grant, sent, guard, pool);
-            // The watch sleeps until the next end that it knows of, and an answer that took long
-            // brings an earlier one.
+            // The watch sleeps until the next deadline that it knows of. A short term, or an answer
+            // that took long, brings an earlier one.
             let is_late = sent.elapsed() > terms.renew_every;
             if is_short || is_late {
                 pool.short_term.iter().for_each(Notify::notify_one);
             }
-            // Whoever closed the pool meanwhile may not have seen this one.
+            // A pool that was closed meanwhile may not have seen this grant.
             if pool.give_up.is_cancelled() {
-                pool.abandon(&held);
+                lost::abandon(pool, &held);
             }
             pool.fill(&held);
         }
@@ -351,20 +421,30 @@ impl Claimer {
     }
 }
 
+/// Queues that are claimed together, and how many leases they have room for.
+struct Share {
+    /// By their index in the pool's list.
+    queues: Vec<usize>,
+    most: usize,
+}
+
+/// What one claim asks for.
+struct Ask {
+    queues: Vec<ClaimQueue>,
+    max: usize,
+    admit_suspect: bool,
+}
+
 /// The queues in a random order in which the heavier tend to come first: over many claims each gets
 /// its share, and none waits for ever.
-fn in_turn(queues: &[PoolQueue]) -> impl Iterator<Item = &PoolQueue> {
-    let mut order: Vec<(f64, &PoolQueue)> = queues
+fn in_turn(queues: &[PoolQueue]) -> impl Iterator<Item = usize> {
+    let mut order: Vec<(f64, usize)> = queues
         .iter()
-        .map(|queue| {
-            (
-                -fastrand::f64().max(f64::MIN_POSITIVE).ln() / queue.weight,
-                queue,
-            )
-        })
+        .map(|queue| -fastrand::f64().max(f64::MIN_POSITIVE).ln() / queue.weight)
+        .zip(0..)
         .collect();
     order.sort_by(|(a, _), (b, _)| a.total_cmp(b));
-    order.into_iter().map(|(_, queue)| queue)
+    order.into_iter().map(|(_, index)| index)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Where background parts run.
 //!
 //! The renewer must not share a thread with handlers. A simulation must have everything on one
-//! thread, on virtual time. So whoever starts a pool can say where its renewer runs.
+//! thread, on virtual time. So the caller who starts a pool can say where its renewer runs.
 
 use std::fmt;
 use std::future::Future;
@@ -38,8 +38,8 @@ impl Executor for OwnThread {
     }
 }
 
-/// A runtime that may be dropped where nothing may block: a thread that does not start leaves it to
-/// whoever wanted to start it, mostly a task.
+/// A runtime that may be dropped where nothing may block. If its thread does not start, it is
+/// dropped by the caller, which is mostly a task.
 struct Unblocking(Option<tokio::runtime::Runtime>);
 
 impl Drop for Unblocking {

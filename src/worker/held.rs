@@ -1,4 +1,28 @@
-//! Fencing inside this process: what it holds, until when, and who must stop.
+//! Holding: what this process holds, until when, and which handlers must stop.
+//!
+//! The states of a held lease:
+//!
+//! ```text
+//!             a slot takes it       the handler ends       the verdict is known
+//!   waiting ──────────────────► running ───────────► handed in ─────────────────► ended
+//!      │                        │     ▲                │   │                        ▲
+//!      │                        │     └── taken back ──┘   │                        │
+//!      │                        │  (a completion of the    └── nothing to settle ───┤
+//!      │                        │   handler's own failed)                           │
+//!      └────────────────────────┴─────────── the pool is gone ──────────────────────┘
+//! ```
+//!
+//! | state | kept in | set by |
+//! |---|---|---|
+//! | waiting, running | `started` | [`slots`](super::slots) |
+//! | handed in | `handed_in` | [`settler`](super::settler), or a completion of the handler's own |
+//! | ended | `ended` | [`Pool::end`](super::pool::Pool::end), once |
+//!
+//! Beside its state a lease has a stop reason ([`Stop`]), which only ever gets graver. `Drain` and
+//! `Cancel` ask the handler to come to an end, and its outcome is settled. `Stalled`, `Deadline`
+//! and `Fenced` mean that the lease is lost: all that follows from that is in
+//! [`lost`](super::lost). And a lease can be marked to lapse: nobody will settle it, and the next
+//! renewal of its grant lets it expire.
 //!
 //! A holder cannot know from the inside that it was replaced. It can know when it *may* have been:
 //! once the time granted has passed since the claim or the last successful renewal was first sent,
@@ -8,8 +32,6 @@
 //! clock. The arrival of a reply never counts, and neither does the wall clock.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,16 +40,18 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::pool::Pool;
+use super::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
+use super::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use crate::clock::Timestamp;
 use crate::job::JobRecord;
 use crate::lease::{FencingToken, Grant, Nonce, Progress, Receipt, Verdict};
 use crate::observe::metrics::LostWhy;
 
 /// A grant that this process holds.
-pub(crate) struct Held {
+pub(crate) struct HeldGrant {
     /// The pool that holds it. Let go of when the last lease ends and the pool forgets the grant.
     pub(crate) pool: Arc<Pool>,
-    /// The place of its queue in the pool's list.
+    /// The index of its queue in the pool's list.
     pub(crate) queue: usize,
     pub(crate) grant: Grant,
     pub(crate) leases: Box<[HeldLease]>,
@@ -47,41 +71,28 @@ pub(crate) struct Held {
     key: u64,
 }
 
-/// One lease of a grant that this process holds. In one line of the cache, and alone there:
-/// neighbours are worked by different threads.
+/// One lease of a grant that this process holds. It fills one cache line, because its neighbours
+/// are worked by other threads.
 #[repr(align(64))]
 pub(crate) struct HeldLease {
     pub(crate) token: FencingToken,
     pub(crate) job: Arc<JobRecord>,
-    /// The job's attempt: who counts leases that have ended need not look at their jobs again.
+    /// The job's attempt, here so that counting an ended lease does not have to read its job again.
     pub(crate) attempt: u32,
-    /// The place of its kind in the pool's list; none if no handler knows it.
+    /// The index of its kind in the pool's list; none if no handler knows it.
     kind: Option<u32>,
     /// Set when the handler starts; zero before.
     started: AtomicU64,
     progressed: AtomicU64,
     stop: AtomicU8,
-    /// A [`Stage`].
-    stage: AtomicU8,
+    /// Whether its handler is done with it: what is left is the settlement.
+    handed_in: AtomicBool,
     ended: AtomicBool,
-    /// It is to lapse, and the store has not said that it did: while its siblings are renewed, it
-    /// would not expire.
+    /// Whether it is to lapse, and the store has not confirmed it yet. Without that it would not
+    /// expire as long as the other leases of its grant are renewed.
     lapses: AtomicBool,
-    /// Made when somebody first asks: most handlers end before anybody does.
+    /// Made on first use: most handlers need none of it.
     rare: OnceLock<Box<Rare>>,
-}
-
-/// How far a lease is on its way from the slot to the settler.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stage {
-    /// It waits for a slot, or its handler runs.
-    Running,
-    /// The handler is done with it; what is left is the settlement.
-    HandedIn,
-    /// And is to be completed: whoever settles next takes it along.
-    Completed,
-    /// And whoever settles has it.
-    Taken,
 }
 
 /// What few leases need.
@@ -93,22 +104,22 @@ struct Rare {
     /// The verdict on a completion that was committed in the handler's own transaction.
     completed: OnceLock<Verdict>,
     progress: Mutex<Option<Progress>>,
-    bell: Bell,
+    stop_signal: StopSignal,
 }
 
 /// Tells a handler and its slot to stop.
 #[derive(Default)]
-pub(crate) struct Bell {
-    /// For the handler: rings once.
+pub(crate) struct StopSignal {
+    /// For the handler: raised once.
     pub(crate) token: CancellationToken,
-    /// For the slot: rings again when the reason gets graver.
-    pub(crate) nudge: Notify,
+    /// For the slot: raised again whenever the reason gets graver.
+    pub(crate) changed: Notify,
 }
 
-impl Bell {
-    fn ring(&self) {
+impl StopSignal {
+    fn raise(&self) {
         self.token.cancel();
-        self.nudge.notify_one();
+        self.changed.notify_one();
     }
 }
 
@@ -136,7 +147,12 @@ impl Stop {
         Self::Fenced,
     ];
 
-    /// Whether the lease is gone, so that nothing may be settled.
+    /// Whether the lease may be somebody else's, so that nothing may be settled.
+    pub(crate) fn is_lost(self) -> bool {
+        self.lost().is_some()
+    }
+
+    /// How it was lost, for the metrics. None: it is still ours.
     pub(crate) fn lost(self) -> Option<LostWhy> {
         match self {
             Self::Drain | Self::Cancel => None,
@@ -157,14 +173,14 @@ impl HeldLease {
             started: AtomicU64::new(0),
             progressed: AtomicU64::new(0),
             stop: AtomicU8::new(0),
-            stage: AtomicU8::new(Stage::Running as u8),
+            handed_in: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             lapses: AtomicBool::new(false),
             rare: OnceLock::new(),
         }
     }
 
-    /// The place of its kind in the pool's list; none if no handler knows it.
+    /// The index of its kind in the pool's list; none if no handler knows it.
     pub(crate) fn kind(&self) -> Option<usize> {
         self.kind.map(|kind| kind as usize)
     }
@@ -177,7 +193,7 @@ impl HeldLease {
                 result: OnceLock::new(),
                 completed: OnceLock::new(),
                 progress: Mutex::default(),
-                bell: Bell::default(),
+                stop_signal: StopSignal::default(),
             })
         })
     }
@@ -196,16 +212,17 @@ impl HeldLease {
         self.rare.get()?.result.get().cloned()
     }
 
-    /// Tells the handler to stop. True if it had not been told so gravely before.
+    /// Tells the handler to stop. Returns true if this reason is graver than any earlier one.
     pub(crate) fn stop(&self, why: Stop) -> bool {
         let before = self.stop.fetch_max(why as u8, Ordering::SeqCst);
         if before >= why as u8 {
             return false;
         }
-        // With the fence in `bell`: either this sees the bell, or whoever hangs it up sees the reason.
+        // Together with the fence in `stop_signal`: either this sees the signal, or the one who
+        // makes the signal sees the reason.
         fence(Ordering::SeqCst);
         if let Some(rare) = self.rare.get() {
-            rare.bell.ring();
+            rare.stop_signal.raise();
         }
         true
     }
@@ -217,25 +234,31 @@ impl HeldLease {
         }
     }
 
-    /// The bell, already ringing if there is a reason to stop.
-    pub(crate) fn bell(&self) -> &Bell {
-        let bell = &self.rare().bell;
+    /// The stop signal, already raised if there is a reason to stop.
+    pub(crate) fn stop_signal(&self) -> &StopSignal {
+        let signal = &self.rare().stop_signal;
         fence(Ordering::SeqCst);
-        // Whoever stopped this lease before the bell was there could not ring it.
-        if self.stop.load(Ordering::SeqCst) != 0 && !bell.token.is_cancelled() {
-            bell.ring();
+        // A stop that came before the signal was made could not raise it.
+        if self.stop.load(Ordering::SeqCst) != 0 && !signal.token.is_cancelled() {
+            signal.raise();
         }
-        bell
+        signal
     }
 
+    /// The handler is done with it.
     pub(crate) fn hand_in(&self) {
-        self.stage.store(Stage::HandedIn as u8, Ordering::Release);
+        self.handed_in.store(true, Ordering::Release);
     }
 
     /// The handler is not done with it after all.
     #[cfg(any(feature = "sqlite", feature = "postgres", feature = "redis"))]
     pub(crate) fn take_back(&self) {
-        self.stage.store(Stage::Running as u8, Ordering::Release);
+        self.handed_in.store(false, Ordering::Release);
+    }
+
+    /// Whether its handler is done with it.
+    pub(crate) fn is_handed_in(&self) -> bool {
+        self.handed_in.load(Ordering::Acquire)
     }
 
     /// It was completed in one step with what the handler did.
@@ -248,32 +271,7 @@ impl HeldLease {
         self.rare.get()?.completed.get().copied()
     }
 
-    /// Leaves it to whoever settles next, to be completed. One who then looks whether anybody will,
-    /// and one who goes to sleep and then looks for what was left, cannot both see nothing.
-    pub(crate) fn leave(&self) {
-        self.stage.store(Stage::Completed as u8, Ordering::SeqCst);
-    }
-
-    /// Takes it along if it was left. Only one may do this at a time.
-    pub(crate) fn take_along(&self) -> bool {
-        let left = self.stage.load(Ordering::SeqCst) == Stage::Completed as u8;
-        if left {
-            self.stage.store(Stage::Taken as u8, Ordering::Release);
-        }
-        left
-    }
-
-    /// Whether it will never be left, or not again.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.stage.load(Ordering::Acquire) == Stage::Taken as u8 || self.has_ended()
-    }
-
-    /// Whether its handler has ended.
-    pub(crate) fn is_handed_in(&self) -> bool {
-        self.stage.load(Ordering::Acquire) != Stage::Running as u8
-    }
-
-    /// It has ended, or is none of ours any longer. True the first time.
+    /// It has ended, or is not ours any longer. Returns true the first time.
     pub(crate) fn end(&self) -> bool {
         !self.ended.swap(true, Ordering::AcqRel)
     }
@@ -283,7 +281,7 @@ impl HeldLease {
         self.lapses.store(true, Ordering::Release);
     }
 
-    /// The store has heard of it.
+    /// The store has let it expire.
     pub(crate) fn has_lapsed(&self) {
         self.lapses.store(false, Ordering::Release);
     }
@@ -318,7 +316,7 @@ impl HolderClock {
     }
 }
 
-impl Held {
+impl HeldGrant {
     pub(crate) fn receipt(&self, index: usize) -> Receipt {
         let lease = &self.leases[index];
         Receipt {
@@ -442,7 +440,7 @@ impl Held {
 #[derive(Default)]
 pub(crate) struct Board {
     /// In the order in which they were granted, so that a seed replays.
-    grants: Mutex<BTreeMap<u64, Arc<Held>>>,
+    grants: Mutex<BTreeMap<u64, Arc<HeldGrant>>>,
     keys: AtomicU64,
     leases: AtomicUsize,
 }
@@ -456,7 +454,7 @@ impl Board {
         sent: Instant,
         guard: Duration,
         pool: &Arc<Pool>,
-    ) -> Arc<Held> {
+    ) -> Arc<HeldGrant> {
         let leases = std::mem::take(&mut grant.leases);
         let mut held: Vec<HeldLease> = Vec::with_capacity(leases.len());
         // Neighbours are mostly of one kind: looked up, and counted, once.
@@ -481,7 +479,7 @@ impl Board {
         let leases = held.into_boxed_slice();
         let key = self.keys.fetch_add(1, Ordering::Relaxed);
         let granted = grant.granted;
-        let held = Arc::new(Held {
+        let held = Arc::new(HeldGrant {
             came_late: sent.elapsed() + guard >= granted,
             queue,
             grant,
@@ -503,14 +501,14 @@ impl Board {
     }
 
     /// This many leases of a grant have ended.
-    pub(crate) fn end(&self, held: &Held, leases: usize) {
+    pub(crate) fn end(&self, held: &HeldGrant, leases: usize) {
         self.leases.fetch_sub(leases, Ordering::Relaxed);
         if leases > 0 && held.live.fetch_sub(leases, Ordering::AcqRel) == leases {
             self.lock().remove(&held.key);
         }
     }
 
-    pub(crate) fn grants(&self) -> Vec<Arc<Held>> {
+    pub(crate) fn grants(&self) -> Vec<Arc<HeldGrant>> {
         self.lock().values().cloned().collect()
     }
 
@@ -518,7 +516,7 @@ impl Board {
     pub(crate) fn running(&self, queue: usize, since: Instant, now: Instant) -> Duration {
         let grants = self.grants();
         let of_queue = grants.iter().filter(|held| held.queue == queue);
-        let ran = |held: &Arc<Held>, lease: &HeldLease| {
+        let ran = |held: &Arc<HeldGrant>, lease: &HeldLease| {
             let started = lease.started.load(Ordering::Acquire);
             if started == 0 || lease.is_handed_in() {
                 return Duration::ZERO;
@@ -536,7 +534,7 @@ impl Board {
         self.leases.load(Ordering::Relaxed)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Held>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<HeldGrant>>> {
         self.grants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -567,7 +565,7 @@ mod tests {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     start.wait();
-                    lease.bell();
+                    lease.stop_signal();
                 });
                 let stops = [Stop::Drain, Stop::Cancel, Stop::Fenced];
                 let told = stops.map(|why| {
@@ -582,7 +580,7 @@ mod tests {
                 assert_eq!(told.iter().filter(|(_, first)| *first).count(), 1);
             });
             assert_eq!(lease.stopped(), Some(Stop::Fenced));
-            assert!(lease.bell().token.is_cancelled());
+            assert!(lease.stop_signal().token.is_cancelled());
         }
     }
 }

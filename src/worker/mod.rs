@@ -10,15 +10,19 @@
 //! Several pools can run in one process; nothing is global.
 
 pub(crate) mod claimer;
+mod counts;
 pub mod executor;
 pub(crate) mod held;
-mod nap;
+pub(crate) mod lost;
+pub(crate) mod outcome;
 pub(crate) mod pool;
 mod pruner;
 mod reaper;
 mod renewer;
 pub(crate) mod settler;
 pub(crate) mod slots;
+pub(crate) mod suspects;
+mod sync;
 
 use std::fmt;
 use std::future::Future;
@@ -27,9 +31,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tracing::Instrument as _;
 
 use self::executor::{Executor, OwnThread};
+use crate::calls::checkpoint::SaveCheckpoints;
 use crate::calls::merge::Merger;
 use crate::client::Client;
 use crate::clock::monotonic;
@@ -41,7 +45,6 @@ use crate::limits::{self, at_most, duration, positive, without_zero};
 use crate::observe::metrics::{KindMeter, QueueMeter};
 use crate::observe::{Observer, Observers};
 use crate::retry::RetryPolicy;
-use crate::store::CheckpointRequest;
 use crate::worker::pool::{Plan, Pool, PoolKind, PoolQueue, part};
 
 /// One queue that a worker claims from, and what holds for its jobs.
@@ -55,6 +58,7 @@ pub struct QueueConfig {
     max_failures: Option<u32>,
     timeout: Option<Duration>,
     stall_limit: Option<Duration>,
+    slots: Option<usize>,
 }
 
 impl QueueConfig {
@@ -68,7 +72,16 @@ impl QueueConfig {
             max_failures: None,
             timeout: None,
             stall_limit: None,
+            slots: None,
         }
+    }
+
+    /// How many of its handlers may run at once in this worker, so that a queue whose handlers are
+    /// stuck leaves the other slots to the other queues. Its leases are claimed one by one as its
+    /// slots become free, none ahead. By default it may use all slots of the worker.
+    pub fn slots(mut self, slots: usize) -> Self {
+        self.slots = Some(slots);
+        self
     }
 
     /// Its share of the claims, relative to the worker's other queues. 1 by default.
@@ -332,23 +345,7 @@ impl WorkerBuilder {
             observers: self.observers,
         };
         let session = Arc::clone(self.client.enqueuer.session());
-        // A checkpoint whose answer is lost may go again: its receipt and count make it the same.
-        // One call at a time: those of a lease stay in order.
-        let checkpoints = Merger::new(
-            Verb::Checkpoint,
-            session,
-            1,
-            true,
-            |store, request, checkpoints| {
-                let checkpoints = Vec::clone(&checkpoints);
-                let span = tracing::debug_span!("store.checkpoint", leases = checkpoints.len());
-                let request = CheckpointRequest {
-                    request,
-                    checkpoints,
-                };
-                Box::pin(async move { store.checkpoint(request).await }.instrument(span))
-            },
-        );
+        let checkpoints = Merger::new(SaveCheckpoints, session);
         Ok(Pool::new(
             plan,
             self.client.enqueuer,
@@ -384,6 +381,9 @@ impl WorkerBuilder {
                 let limit = limit.map_or(Ok(()), |limit| positive(field, limit));
                 limit.map_err(|e| e.during(Verb::Run))?;
             }
+            if config.slots == Some(0) {
+                return Err(Error::invalid("slots", 0, "at least 1").during(Verb::Run));
+            }
             queues.push(PoolQueue {
                 meter: QueueMeter::new(&name),
                 name,
@@ -393,6 +393,7 @@ impl WorkerBuilder {
                 max_failures: config.max_failures.unwrap_or(self.max_failures),
                 timeout,
                 stall_limit,
+                slots: config.slots,
             });
         }
         Ok(queues)
@@ -441,8 +442,8 @@ async fn run_pool(
     })?;
 
     let mut slots = JoinSet::new();
-    for number in 0..pool.slots {
-        slots.spawn(part(own(), "slot", slots::slot(own(), number)));
+    for _ in 0..pool.slots {
+        slots.spawn(part(own(), "slot", slots::slot(own())));
     }
     let mut parts = JoinSet::new();
     parts.spawn(part(own(), "settler", settler::settler(own())));
@@ -492,7 +493,7 @@ async fn run_pool(
         return Err(error.duplicate());
     }
     let report = Report {
-        finished: pool.outbox.finished(),
+        finished: pool.counts.finished(),
         unsettled: pool.board.leases(),
     };
     Ok(report)
@@ -522,12 +523,12 @@ async fn measure(pool: Arc<Pool>) {
     loop {
         tokio::time::sleep(EVERY).await;
         let now = monotonic();
-        let before = pool.outbox.measure(now);
+        let before = pool.counts.measure(now);
         let capacity = (now - before).as_secs_f64() * pool.slots as f64;
         for (number, queue) in pool.queues.iter().enumerate() {
             // A run of an hour is busy for an hour, not at its end.
             let running = pool.board.running(number, before, now);
-            let busy = pool.outbox.take_busy(number) + running;
+            let busy = pool.counts.take_busy(number) + running;
             queue.meter.utilization(busy.as_secs_f64() / capacity);
         }
         pool.meter

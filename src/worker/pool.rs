@@ -1,7 +1,9 @@
 //! What the parts of one running pool share.
+//!
+//! The claimer fills the buffer with leases, the slots take them from it one by one. Everything
+//! that ends a lease comes through [`Pool::end`], once.
 
 use std::collections::{HashMap, VecDeque};
-use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -10,11 +12,15 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::held::{Board, Held, HolderClock, Stop};
+use super::counts::Counts;
+use super::held::{Board, HeldGrant, HolderClock, Stop};
+use super::lost;
 use super::settler::Outbox;
+use super::suspects::SuspectGate;
+use crate::calls::checkpoint::SaveCheckpoints;
 use crate::calls::enqueue::Enqueuer;
-use crate::calls::lane::Session;
-use crate::calls::merge::{Item, Merger};
+use crate::calls::merge::Merger;
+use crate::calls::session::Session;
 use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Verb};
 use crate::handler::AnyHandler;
@@ -23,7 +29,7 @@ use crate::lease::LeaseTerms;
 use crate::observe::Observers;
 use crate::observe::metrics::{KindMeter, PoolMeter, QueueMeter};
 use crate::retry::RetryPolicy;
-use crate::store::{Checkpoint, Checkpointed, ClaimQueue, Store};
+use crate::store::{ClaimQueue, Store};
 
 /// One queue that a pool claims from.
 pub(crate) struct PoolQueue {
@@ -34,6 +40,8 @@ pub(crate) struct PoolQueue {
     pub(crate) max_failures: u32,
     pub(crate) timeout: Option<Duration>,
     pub(crate) stall_limit: Option<Duration>,
+    /// How many of its handlers may run at once in this pool. None: as many as the pool has slots.
+    pub(crate) slots: Option<usize>,
     pub(crate) meter: QueueMeter,
 }
 
@@ -51,89 +59,17 @@ impl PoolQueue {
 pub(crate) struct PoolKind {
     pub(crate) name: Kind,
     pub(crate) handler: Box<dyn AnyHandler>,
-    /// By the place of the queue in the pool's list.
+    /// By the index of the queue in the pool's list.
     pub(crate) meters: Vec<KindMeter>,
 }
 
-/// Neighbouring leases of one grant. One slot works them one after the other, so that two threads
-/// seldom touch the same memory; a slot that has nothing else takes from the runs of others.
-pub(crate) struct Run {
-    held: Arc<Held>,
-    places: Range<usize>,
-    next: AtomicUsize,
-}
-
-impl Run {
-    /// Leases in one run: enough to work on without meeting the others.
-    const LEASES: usize = 64;
-
-    fn new(held: &Arc<Held>, places: Range<usize>) -> Arc<Self> {
-        Arc::new(Self {
-            held: Arc::clone(held),
-            next: AtomicUsize::new(places.start),
-            places,
-        })
-    }
-
-    /// The places of its leases in the grant.
-    pub(crate) fn places(&self) -> Range<usize> {
-        self.places.clone()
-    }
-
-    /// The place behind the last lease that a slot has taken.
-    pub(crate) fn begun(&self) -> usize {
-        self.next.load(Ordering::SeqCst).min(self.places.end)
-    }
-
-    fn take(&self) -> Option<usize> {
-        let index = self.next.fetch_add(1, Ordering::SeqCst);
-        (index < self.places.end).then_some(index)
-    }
-
-    fn left(&self) -> usize {
-        self.places.end - self.begun()
-    }
-}
-
-impl Deref for Run {
-    type Target = Held;
-
-    fn deref(&self) -> &Held {
-        &self.held
-    }
-}
-
-/// Runs that wait for slots.
-#[derive(Default)]
-struct Buffer {
-    fresh: VecDeque<Arc<Run>>,
-    /// How many leases the fresh ones have.
-    untouched: usize,
-    /// Runs that a slot has begun, while there is something left of them.
-    begun: Vec<Arc<Run>>,
-}
-
-impl Buffer {
-    fn left(&self) -> usize {
-        self.untouched + self.begun.iter().map(|run| run.left()).sum::<usize>()
-    }
-}
-
-impl Item for Checkpoint {
-    type Sent = Self;
-
-    fn join(mut checkpoints: Vec<Self>, call: &mut Vec<Self>) {
-        call.append(&mut checkpoints);
-    }
-}
+/// A lease that waits for a slot: a grant, and the index of the lease in it.
+pub(crate) type BufferedLease = (Arc<HeldGrant>, usize);
 
 pub(crate) struct Pool {
     pub(crate) session: Arc<Session>,
     pub(crate) enqueuer: Enqueuer,
-    pub(crate) checkpoints: Arc<Merger<Checkpoint, Checkpointed>>,
-    /// For completions that take the handler's commands along.
-    #[cfg(feature = "redis")]
-    pub(crate) spare_lanes: crate::calls::lane::SpareLanes,
+    pub(crate) checkpoints: Arc<Merger<SaveCheckpoints>>,
     pub(crate) owner: Arc<str>,
     pub(crate) task: Arc<str>,
     pub(crate) queues: Vec<PoolQueue>,
@@ -151,7 +87,10 @@ pub(crate) struct Pool {
     pub(crate) observers: Observers,
     pub(crate) meter: Arc<PoolMeter>,
     /// Leases that wait for a slot. Filled by the claimer, emptied by the slots.
-    buffer: Mutex<Buffer>,
+    buffer: Mutex<VecDeque<BufferedLease>>,
+    /// Leases of each queue that wait for a slot or run. Kept for queues with slots of their own.
+    unfinished: Box<[AtomicUsize]>,
+    pub(crate) counts: Counts,
     /// Slots that have a job.
     pub(crate) busy: AtomicUsize,
     /// Wakes a slot.
@@ -164,7 +103,7 @@ pub(crate) struct Pool {
     pub(crate) short_term: [Notify; 2],
     /// The pool stops claiming.
     pub(crate) drain: CancellationToken,
-    /// The same, to be looked at for every job: the token has a lock, and this has none.
+    /// The same without a lock, for the look that is taken for each job.
     drains: AtomicBool,
     /// When handlers are dropped that have not ended since the drain began.
     drain_at: OnceLock<Instant>,
@@ -191,18 +130,18 @@ impl Pool {
     pub(crate) fn new(
         plan: Plan,
         enqueuer: Enqueuer,
-        checkpoints: Arc<Merger<Checkpoint, Checkpointed>>,
+        checkpoints: Arc<Merger<SaveCheckpoints>>,
         suspects: Arc<SuspectGate>,
     ) -> Arc<Self> {
         let session = Arc::clone(enqueuer.session());
         Arc::new(Self {
             meter: PoolMeter::new(session.store.name()),
-            outbox: Outbox::new(session.lane(), plan.slots, plan.queues.len()),
+            outbox: Outbox::new(session.lane()),
+            counts: Counts::new(plan.queues.len(), monotonic()),
+            unfinished: plan.queues.iter().map(|_| AtomicUsize::new(0)).collect(),
             session,
             enqueuer,
             checkpoints,
-            #[cfg(feature = "redis")]
-            spare_lanes: crate::calls::lane::SpareLanes::default(),
             owner: plan.owner,
             task: plan.task,
             queues: plan.queues,
@@ -254,20 +193,16 @@ impl Pool {
     }
 
     /// Gives the leases of a grant to the slots, and wakes as many as can run at once.
-    pub(crate) fn fill(&self, held: &Arc<Held>) {
+    pub(crate) fn fill(&self, held: &Arc<HeldGrant>) {
         let leases = held.leases.len();
-        let length = (leases / (2 * parallelism())).clamp(1, Run::LEASES);
-        let starts = (0..leases).step_by(length);
-        let runs: Vec<_> = starts
-            .map(|start| Run::new(held, start..leases.min(start + length)))
-            .collect();
-        self.outbox.open(runs.iter().cloned());
         let mut buffer = self.lock();
         if self.give_up.is_cancelled() {
             return;
         }
-        buffer.untouched += leases;
-        buffer.fresh.extend(runs);
+        if self.queues[held.queue].slots.is_some() {
+            self.unfinished[held.queue].fetch_add(leases, Ordering::AcqRel);
+        }
+        buffer.extend((0..leases).map(|index| (Arc::clone(held), index)));
         drop(buffer);
         // Each of them wakes another as soon as its handler waits for something.
         for _ in 0..leases.min(parallelism()) {
@@ -277,56 +212,51 @@ impl Pool {
 
     /// How many leases wait for a slot.
     pub(crate) fn buffered(&self) -> usize {
-        self.lock().left()
+        self.lock().len()
     }
 
     /// Takes back everything that waits for a slot.
-    pub(crate) fn unfill(&self) -> Vec<(Arc<Run>, usize)> {
-        let mut own = None;
-        std::iter::from_fn(|| {
-            let index = self.take(&mut own)?;
-            own.clone().zip(Some(index))
-        })
-        .collect()
+    pub(crate) fn unfill(&self) -> Vec<BufferedLease> {
+        self.lock().drain(..).collect()
     }
 
-    /// A lease that waits for a slot, by its place in the slot's own run: the one at hand, a fresh
-    /// one, or another slot's.
-    pub(crate) fn take(&self, own: &mut Option<Arc<Run>>) -> Option<usize> {
-        if let Some(index) = own.as_ref().and_then(|run| run.take()) {
-            return Some(index);
-        }
-        *own = None;
+    /// The next lease that waits for a slot.
+    pub(crate) fn take(&self) -> Option<BufferedLease> {
         let mut buffer = self.lock();
-        buffer.begun.retain(|run| run.left() > 0);
-        if let Some(run) = buffer.fresh.pop_front() {
-            buffer.untouched -= run.places.len();
-            buffer.begun.push(run);
-        }
-        let taken = buffer
-            .begun
-            .iter()
-            .rev()
-            .find_map(|run| Some((Arc::clone(run), run.take()?)));
-        let left = buffer.left();
+        let taken = buffer.pop_front();
+        let left = buffer.len();
         drop(buffer);
         self.make_room(left);
-        let (run, index) = taken?;
-        *own = Some(run);
-        Some(index)
+        taken
     }
 
-    fn lock(&self) -> MutexGuard<'_, Buffer> {
+    /// How many more leases of a queue may be claimed. None: as many as the pool has room for.
+    pub(crate) fn queue_room(&self, queue: usize) -> Option<usize> {
+        let slots = self.queues[queue].slots?;
+        Some(slots.saturating_sub(self.unfinished[queue].load(Ordering::Acquire)))
+    }
+
+    /// A slot is done with a lease of this queue.
+    pub(crate) fn handed_in(&self, queue: usize) {
+        if let Some(slots) = self.queues[queue].slots
+            && self.unfinished[queue].fetch_sub(1, Ordering::AcqRel) == slots
+        {
+            self.room.notify_one();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<BufferedLease>> {
         self.buffer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next lease for a free slot, which is busy from then on; none once the pool drains.
-    pub(crate) async fn next(&self, own: &mut Option<Arc<Run>>) -> Option<usize> {
+    /// Waits for the next lease for a free slot, which is busy from then on; none once the pool
+    /// drains.
+    pub(crate) async fn next(&self) -> Option<BufferedLease> {
         loop {
             let woken = self.work.notified();
             tokio::pin!(woken);
             woken.as_mut().enable();
-            if let Some(waiting) = self.take(own) {
+            if let Some(waiting) = self.take() {
                 self.busy.fetch_add(1, Ordering::AcqRel);
                 return Some(waiting);
             }
@@ -392,18 +322,10 @@ impl Pool {
         self.stop_claiming();
         self.give_up.cancel();
         for held in self.board.grants() {
-            self.abandon(&held);
+            lost::abandon(self, &held);
         }
-        *self.lock() = Buffer::default();
+        self.lock().clear();
         self.outbox.close();
-    }
-
-    /// Leaves a grant to expire, and tells whoever still works under it.
-    pub(crate) fn abandon(&self, held: &Held) {
-        for lease in &held.leases {
-            lease.stop(Stop::Deadline);
-        }
-        self.end_all(held, 0..held.leases.len());
     }
 
     /// Wakes the slots that sleep, so that they see that the pool drains.
@@ -411,7 +333,7 @@ impl Pool {
         self.work.notify_waiters();
     }
 
-    /// The place of a kind in the list; none if no handler knows it.
+    /// The index of a kind in the list; none if no handler knows it.
     pub(crate) fn kind(&self, name: &Kind) -> Option<usize> {
         self.names.get(name).copied()
     }
@@ -420,20 +342,20 @@ impl Pool {
         self.queues.iter().position(|queue| queue.name == *name)
     }
 
-    /// A lease has ended, or is none of ours any longer.
-    pub(crate) fn end(&self, held: &Held, index: usize) {
+    /// A lease has ended, or is not ours any longer.
+    pub(crate) fn end(&self, held: &HeldGrant, index: usize) {
         self.end_all(held, std::iter::once(index));
     }
 
-    /// Leases of one grant have ended, or are none of ours any longer.
-    pub(crate) fn end_all(&self, held: &Held, indices: impl Iterator<Item = usize>) {
+    /// Leases of one grant have ended, or are not ours any longer.
+    pub(crate) fn end_all(&self, held: &HeldGrant, indices: impl Iterator<Item = usize>) {
         let mut suspect = false;
         let ended = indices.filter(|index| held.leases[*index].end());
         let is_suspect = |index: usize| held.has_suspect && held.leases[index].job.is_suspect();
         let ended = ended.inspect(|index| suspect |= is_suspect(*index)).count();
         self.board.end(held, ended);
         if suspect {
-            self.suspects.leave();
+            self.suspects.release();
         }
     }
 }
@@ -461,42 +383,4 @@ impl Drop for Watched {
 
 fn parallelism() -> usize {
     tokio::runtime::Handle::try_current().map_or(1, |handle| handle.metrics().num_workers())
-}
-
-/// Lets one suspect into a process at a time, whatever the number of its pools.
-#[derive(Debug, Default)]
-pub(crate) struct SuspectGate(AtomicBool);
-
-impl SuspectGate {
-    /// Takes the place, if it is free.
-    pub(crate) fn enter(self: &Arc<Self>) -> Option<Place> {
-        let was_taken = self.0.swap(true, Ordering::AcqRel);
-        (!was_taken).then(|| Place(Some(Arc::clone(self))))
-    }
-
-    pub(crate) fn leave(&self) {
-        self.0.store(false, Ordering::Release);
-    }
-
-    pub(crate) fn is_free(&self) -> bool {
-        !self.0.load(Ordering::Acquire)
-    }
-}
-
-/// The place of a suspect whose claim is unanswered: left when it is dropped, also with the claim.
-pub(crate) struct Place(Option<Arc<SuspectGate>>);
-
-impl Place {
-    /// A suspect has come. Whoever ends its lease leaves the place.
-    pub(crate) fn keep(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if let Some(gate) = &self.0 {
-            gate.leave();
-        }
-    }
 }

@@ -13,7 +13,7 @@ use crate::store::PruneRequest;
 /// Between two rounds.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// Rows in one call: short enough not to be felt by the claims beside it.
+/// Rows in one call: few enough that concurrent claims do not notice.
 const ROWS: usize = 1_000;
 
 /// Prunes until it is dropped.

@@ -2,8 +2,8 @@
 //!
 //! One renewer serves the whole pool, on its own thread, runtime and connection: a handler that
 //! hogs the CPU must not cost anybody a lease. Each tick renews everything in one call. It does not
-//! decide whether work is worth renewing; progress does: a handler that shows none for its stall
-//! limit lapses.
+//! decide whether work is worth renewing; progress does: the lease of a handler that shows none for
+//! its stall limit lapses.
 //!
 //! **Invariant (I8).** The handler is told to stop before *first send + granted − guard*, whatever
 //! the reply says: the watch runs beside the calls, and does not wait for them.
@@ -18,7 +18,8 @@ use tokio::time::Instant;
 
 use tracing::Instrument as _;
 
-use super::held::{Held, Stop};
+use super::held::{HeldGrant, Stop};
+use super::lost;
 use super::pool::Pool;
 use super::slots::caught;
 use crate::calls::lane::spread;
@@ -66,7 +67,7 @@ async fn watch(pool: &Arc<Pool>) {
         for held in pool.board.grants() {
             let until = held.until();
             if until <= now {
-                lose_all(pool, &held, Stop::Deadline);
+                lost::lose_all(pool, &held, Stop::Deadline);
             } else {
                 next = next.min(until);
             }
@@ -140,7 +141,7 @@ async fn tick(pool: &Arc<Pool>, store: &dyn Store, interval: Duration) -> bool {
 }
 
 /// A beat for a grant, if it is due or one of its handlers has stalled.
-fn beat_for(pool: &Pool, held: &Held, now: Instant, every: Duration) -> Option<Beat> {
+fn beat_for(pool: &Pool, held: &HeldGrant, now: Instant, every: Duration) -> Option<Beat> {
     let queue = &pool.queues[held.queue];
     let mut beat = Beat {
         queue: held.grant.queue.clone(),
@@ -156,7 +157,7 @@ fn beat_for(pool: &Pool, held: &Held, now: Instant, every: Duration) -> Option<B
             beat.lapse.push(lease.token);
             continue;
         }
-        if lease.has_ended() || lease.stopped().is_some_and(|stop| stop.lost().is_some()) {
+        if lease.has_ended() || lease.stopped().is_some_and(Stop::is_lost) {
             continue;
         }
         let limit = lease.job.options.stall_limit.or(queue.stall_limit);
@@ -185,7 +186,7 @@ async fn renew(
     pool: &Arc<Pool>,
     store: &dyn Store,
     beats: Vec<Beat>,
-    due: &[Arc<Held>],
+    due: &[Arc<HeldGrant>],
     limit: Duration,
 ) -> bool {
     let lapsed: Vec<_> = beats.iter().map(|beat| beat.lapse.clone()).collect();
@@ -195,13 +196,13 @@ async fn renew(
     for (held, tokens) in due.iter().zip(&lapsed) {
         for (index, lease) in held.leases.iter().enumerate() {
             if tokens.contains(&lease.token) {
-                lose(pool, held, index, Stop::Stalled);
+                lost::lose(pool, held, index, Stop::Stalled);
             }
         }
     }
     let sent = monotonic();
     let span = tracing::debug_span!("store.renew", grants = beats.len());
-    let answer = within(limit, store.renew(beats)).instrument(span).await;
+    let answer = timed(limit, store.renew(beats)).instrument(span).await;
     let took = sent.elapsed();
     match answer {
         Ok(renewals) => {
@@ -235,7 +236,7 @@ async fn renew(
     }
 }
 
-fn progress_seen(held: &Held, shown: &[(FencingToken, Progress)]) {
+fn progress_seen(held: &HeldGrant, shown: &[(FencingToken, Progress)]) {
     let mut shown = shown.iter().peekable();
     for (index, lease) in held.leases.iter().enumerate() {
         if let Some((_, progress)) = shown.next_if(|(token, _)| *token == lease.token) {
@@ -245,7 +246,7 @@ fn progress_seen(held: &Held, shown: &[(FencingToken, Progress)]) {
 }
 
 /// What the holder lets lapse expires in this very call, and no claim will report it.
-fn count_lapsed(due: &[Arc<Held>], lapsed: &[Vec<FencingToken>]) {
+fn count_lapsed(due: &[Arc<HeldGrant>], lapsed: &[Vec<FencingToken>]) {
     for (held, tokens) in due
         .iter()
         .zip(lapsed)
@@ -262,14 +263,20 @@ fn count_lapsed(due: &[Arc<Held>], lapsed: &[Vec<FencingToken>]) {
     }
 }
 
-async fn within<T>(limit: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {
+async fn timed<T>(limit: Duration, call: impl Future<Output = Result<T>>) -> Result<T> {
     tokio::time::timeout(limit, call).await.unwrap_or_else(|_| {
         let why = format!("no answer within {limit:?}");
         Err(Error::new(ErrorKind::Unavailable, why).during(Verb::Renew))
     })
 }
 
-fn take_in(pool: &Arc<Pool>, held: &Arc<Held>, renewal: &Renewal, sent: Instant, leases: usize) {
+fn take_in(
+    pool: &Arc<Pool>,
+    held: &Arc<HeldGrant>,
+    renewal: &Renewal,
+    sent: Instant,
+    leases: usize,
+) {
     let meter = &pool.queues[held.queue].meter;
     match renewal {
         Renewal::Held {
@@ -281,7 +288,7 @@ fn take_in(pool: &Arc<Pool>, held: &Arc<Held>, renewal: &Renewal, sent: Instant,
             meter.renewed((leases - fenced.len()) as u64, fenced.len() as u64);
             for (index, lease) in held.leases.iter().enumerate() {
                 if fenced.contains(&lease.token) {
-                    lose(pool, held, index, Stop::Fenced);
+                    lost::lose(pool, held, index, Stop::Fenced);
                 } else if cancel.contains(&lease.token) {
                     lease.stop(Stop::Cancel);
                 }
@@ -289,44 +296,7 @@ fn take_in(pool: &Arc<Pool>, held: &Arc<Held>, renewal: &Renewal, sent: Instant,
         }
         Renewal::Fenced => {
             meter.renewed(0, leases as u64);
-            lose_all(pool, held, Stop::Fenced);
+            lost::lose_all(pool, held, Stop::Fenced);
         }
     }
-}
-
-fn lose_all(pool: &Arc<Pool>, held: &Arc<Held>, why: Stop) {
-    for index in 0..held.leases.len() {
-        lose(pool, held, index, why);
-    }
-}
-
-/// A lease is not ours any longer, or may not be: its handler stops, and settles nothing.
-fn lose(pool: &Arc<Pool>, held: &Arc<Held>, index: usize, why: Stop) {
-    let lease = &held.leases[index];
-    let known = lease.stopped().is_some_and(|stop| stop.lost().is_some());
-    // A lease whose handler has ended is only waiting for the verdict on its settlement.
-    if lease.is_handed_in() || lease.has_ended() || known || !lease.stop(why) {
-        return;
-    }
-    if why == Stop::Stalled {
-        lease.let_lapse();
-    }
-    if let (Some(kind), Some(why)) = (lease.kind(), why.lost()) {
-        pool.kinds[kind].meters[held.queue].lost(why);
-    }
-    let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
-    if why == Stop::Fenced {
-        pool.observers.emit(|| Event::Fenced {
-            verb: Verb::Renew,
-            queue,
-            job: job.id,
-            token,
-        });
-    }
-    pool.observers.emit(|| Event::Lost {
-        queue,
-        job,
-        token,
-        stalled: why == Stop::Stalled,
-    });
 }

@@ -1,11 +1,15 @@
-//! Running: one call of the handler.
+//! Running: call the handler of each lease.
 //!
-//! A slot keeps taking leases. It polls each handler once where it stands; most end there, and cost
-//! no task and no timer. When a handler waits for something, another slot is woken to go on.
+//! A slot keeps taking leases from the pool's buffer. It polls each handler once where it stands;
+//! most end there, and cost no task and no timer. When a handler waits for something, another slot
+//! is woken to go on, and this one attends to the handler until it ends.
 //!
-//! `run` never touches the store. It is told to stop by the lease's bell: after the grace the
-//! handler is dropped where it stands. A handler that blocks its thread cannot be dropped; it keeps
-//! its slot.
+//! A slot never touches the store. The lease's stop signal tells it that its handler must stop;
+//! after the grace the handler is dropped where it stands. A handler that blocks its thread cannot
+//! be dropped; it keeps its slot.
+//!
+//! Before: the [claimer](super::claimer) claimed the lease. After: the [settler](super::settler)
+//! settles it.
 
 use std::any::Any;
 use std::future::Future;
@@ -19,55 +23,40 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 use tracing::instrument::Instrumented;
 
-use super::held::{Held, HeldLease, Stop};
-use super::pool::{Pool, Run};
-use super::settler::{self, Tally, Times};
+use super::counts::SlotCounts;
+use super::held::{HeldGrant, HeldLease, Stop};
+use super::outcome::HandlerEnd;
+use super::pool::{BufferedLease, Pool};
+use super::settler::{self, Times};
 use crate::clock::monotonic;
 use crate::context::Context;
-use crate::handler::{AnyHandler, Failure, Running};
+use crate::handler::{AnyHandler, Running};
 use crate::observe::{Event, trace};
 
 /// Handlers that end at once could keep a slot from ever giving way to the other tasks of its
-/// thread: it does so after this long, and no later than after this many. To give way costs a look
-/// at all timers and sockets of the runtime.
-const GIVE_WAY_AFTER: u64 = 100_000; // nanoseconds
+/// thread. So it gives way after so many nanoseconds, or after so many leases. It does not after
+/// each lease, because the runtime then looks at all its timers and sockets.
+const GIVE_WAY_AFTER: u64 = 100_000;
 const GIVE_WAY_EVERY: usize = 1_024;
-
-/// How a run ended.
-pub(crate) enum Ran {
-    /// The handler returned.
-    Returned(Result<(), Failure>),
-    /// The handler panicked.
-    Panicked(String),
-    /// The handler took longer than this.
-    TimedOut(Duration),
-    /// The handler was told to stop and did not, so it was dropped.
-    Dropped,
-    /// The lease was over before it arrived, as short as this.
-    TooShort(Duration),
-    /// No handler knows the job's kind.
-    UnknownKind,
-}
 
 /// One slot: works leases until the pool drains. It is free until it has one: a claim that is sent
 /// before all slots have begun asks for all of them.
-pub(crate) async fn slot(pool: Arc<Pool>, number: usize) {
-    let mut done = Tally::of(number);
-    let mut own: Option<Arc<Run>> = None;
-    while let Some(first) = pool.next(&mut own).await {
-        work(&pool, &mut own, first, &mut done).await;
+pub(crate) async fn slot(pool: Arc<Pool>) {
+    let mut counts = SlotCounts::default();
+    while let Some(first) = pool.next().await {
+        work(&pool, first, &mut counts).await;
         pool.has_free_slot();
     }
 }
 
 /// Works a lease, and what waits behind it, until nothing does.
-async fn work(pool: &Pool, own: &mut Option<Arc<Run>>, first: usize, done: &mut Tally) {
+async fn work(pool: &Pool, first: BufferedLease, counts: &mut SlotCounts) {
     let mut turn = Turn::begin(pool);
     let mut next = Some(first);
     loop {
         let pause = std::future::poll_fn(|cx| {
-            let pause = go_on(pool, own, next.take(), &mut turn, done, cx);
-            done.tell(&pool.outbox);
+            let pause = go_on(pool, next.take(), &mut turn, counts, cx);
+            counts.flush(&pool.counts);
             Poll::Ready(pause)
         });
         match pause.await {
@@ -77,14 +66,14 @@ async fn work(pool: &Pool, own: &mut Option<Arc<Run>>, first: usize, done: &mut 
                 turn = Turn::begin(pool);
             }
             Pause::Waits(handler) => {
-                let Handler {
+                let StartedHandler {
                     held,
                     index,
                     started,
                     running,
                 } = handler;
-                let ran = attend(pool, &held, index, running, pool.clock.instant(started)).await;
-                turn.now = end(pool, &held, index, ran, started, done);
+                let ended = attend(pool, &held, index, running, pool.clock.instant(started)).await;
+                turn.now = end(pool, &held, index, ended, started, counts);
             }
         }
     }
@@ -120,12 +109,12 @@ enum Pause<'a> {
     /// It has had its turn.
     GiveWay,
     /// A handler waits for something.
-    Waits(Handler<'a>),
+    Waits(StartedHandler<'a>),
 }
 
 /// A handler that did not end where it was first polled.
-struct Handler<'a> {
-    held: Arc<Run>,
+struct StartedHandler<'a> {
+    held: Arc<HeldGrant>,
     index: usize,
     started: u64,
     running: Instrumented<Caught<'a>>,
@@ -134,26 +123,24 @@ struct Handler<'a> {
 /// Works lease after lease, as long as each handler ends where it is first polled.
 fn go_on<'a>(
     pool: &'a Pool,
-    own: &mut Option<Arc<Run>>,
-    mut next: Option<usize>,
+    mut next: Option<BufferedLease>,
     turn: &mut Turn,
-    done: &mut Tally,
+    counts: &mut SlotCounts,
     cx: &mut Poller<'_>,
 ) -> Pause<'a> {
     while !turn.is_over() {
-        let next = next.take().or_else(|| pool.take(own));
-        let Some((held, index)) = own.as_ref().zip(next) else {
+        let Some((held, index)) = next.take().or_else(|| pool.take()) else {
             return Pause::Nothing;
         };
         turn.leases += 1;
-        let Some(begun) = begin(pool, held, index, turn.now, cx) else {
+        let Some(begun) = begin(pool, &held, index, turn.now, cx) else {
             continue;
         };
         match begun {
-            Ok(ran) => turn.now = end(pool, held, index, ran, turn.now, done),
+            Ok(ended) => turn.now = end(pool, &held, index, ended, turn.now, counts),
             Err(running) => {
-                return Pause::Waits(Handler {
-                    held: Arc::clone(held),
+                return Pause::Waits(StartedHandler {
+                    held,
                     index,
                     started: turn.now,
                     running,
@@ -166,34 +153,34 @@ fn go_on<'a>(
 
 /// Whether the job's own term or lifetime is what was too short for the answer to the claim: with
 /// the queue's it would have been worked.
-fn is_too_short(pool: &Pool, held: &Run) -> bool {
+fn is_too_short(pool: &Pool, held: &HeldGrant) -> bool {
     held.came_late && held.grant.granted < pool.queues[held.queue].terms.term
 }
 
 /// Begins to work a lease, and polls its handler once. None: it was handed in without one.
 fn begin<'a>(
     pool: &'a Pool,
-    held: &Arc<Run>,
+    held: &Arc<HeldGrant>,
     index: usize,
     now: u64,
     cx: &mut Poller<'_>,
-) -> Option<Result<Ran, Instrumented<Caught<'a>>>> {
+) -> Option<Result<HandlerEnd, Instrumented<Caught<'a>>>> {
     let lease = &held.leases[index];
     if lease.stopped().is_some() || held.is_over(now) || pool.draining() {
         // Lost or cancelled while it waited for a slot or for the answer to its claim, or too late
         // for this worker.
-        let ran = if is_too_short(pool, held) && !pool.draining() {
-            Ran::TooShort(held.grant.granted)
+        let ended = if is_too_short(pool, held) && !pool.draining() {
+            HandlerEnd::TooShort(held.grant.granted)
         } else {
-            Ran::Dropped
+            HandlerEnd::Dropped
         };
-        settler::hand_in(pool, held, index, ran, Times::default());
+        settler::hand_in(pool, held, index, ended, Times::default());
         return None;
     }
     let Some(kind) = lease.kind().map(|kind| &pool.kinds[kind]) else {
         let (queue, job) = (&held.grant.queue, &*lease.job);
         pool.observers.emit(|| Event::UnknownKind { queue, job });
-        settler::hand_in(pool, held, index, Ran::UnknownKind, Times::default());
+        settler::hand_in(pool, held, index, HandlerEnd::UnknownKind, Times::default());
         return None;
     };
     held.start(index, now);
@@ -215,15 +202,15 @@ fn poll_first<'a>(
     handler: &'a dyn AnyHandler,
     ctx: Context,
     cx: &mut Poller<'_>,
-) -> Result<Ran, Running<'a>> {
+) -> Result<HandlerEnd, Running<'a>> {
     // Outside of what is caught: a panic must not drop it on its way.
     let (mut running, mut ran) = (None, None);
     let caught = caught(|| match handler.start(ctx) {
-        Err(failure) => ran = Some(Ran::Returned(Err(failure))),
+        Err(failure) => ran = Some(HandlerEnd::Returned(Err(failure))),
         Ok(started) => {
             let started: &mut Running<'a> = running.insert(started);
             if let Poll::Ready(result) = started.as_mut().poll(cx) {
-                ran = Some(Ran::Returned(result));
+                ran = Some(HandlerEnd::Returned(result));
                 running = None;
             }
         }
@@ -237,7 +224,7 @@ fn poll_first<'a>(
         }
         (Err(panic), None, running) => {
             drop(running.map(Caught));
-            Ok(Ran::Panicked(panic))
+            Ok(HandlerEnd::Panicked(panic))
         }
         (Ok(()), None, None) => unreachable!("it ended, or it is there"),
     }
@@ -246,11 +233,11 @@ fn poll_first<'a>(
 /// A handler has ended. Tells when.
 fn end(
     pool: &Pool,
-    held: &Arc<Run>,
+    held: &Arc<HeldGrant>,
     index: usize,
-    ran: Ran,
+    how: HandlerEnd,
     started: u64,
-    done: &mut Tally,
+    counts: &mut SlotCounts,
 ) -> u64 {
     let waited = held.granted_at().since(held.leases[index].job.run_at) + held.age(started);
     let ended = pool.clock.stamp(monotonic()).max(started);
@@ -258,33 +245,33 @@ fn end(
         waited: Some(waited),
         ran: Duration::from_nanos(ended - started),
     };
-    settler::hand_in(pool, held, index, ran, times);
-    done.add(&pool.outbox, held.queue, times.ran);
+    settler::hand_in(pool, held, index, how, times);
+    counts.add(&pool.counts, held.queue, times.ran);
     ended
 }
 
-/// Runs a handler that nobody attends to: it is polled by hand.
+/// Runs a handler for a test that polls it by hand.
 #[cfg(feature = "testing")]
-pub(crate) async fn alone(held: Arc<Run>, index: usize) -> Ran {
+pub(crate) async fn alone(held: Arc<HeldGrant>, index: usize) -> HandlerEnd {
     let Some(kind) = held.leases[index].kind() else {
-        return Ran::UnknownKind;
+        return HandlerEnd::UnknownKind;
     };
     let ctx = Context::new(Arc::clone(&held), index);
     match caught(|| held.pool.kinds[kind].handler.start(ctx)) {
-        Err(panic) => Ran::Panicked(panic),
-        Ok(Err(failure)) => Ran::Returned(Err(failure)),
+        Err(panic) => HandlerEnd::Panicked(panic),
+        Ok(Err(failure)) => HandlerEnd::Returned(Err(failure)),
         Ok(Ok(running)) => Caught(running).await,
     }
 }
 
-/// Attends to a handler that waits for something: to its bell and its clock.
+/// Attends to a handler that waits for something: to its stop signal and its time limits.
 async fn attend(
     pool: &Pool,
-    held: &Held,
+    held: &HeldGrant,
     index: usize,
-    running: impl Future<Output = Ran>,
+    running: impl Future<Output = HandlerEnd>,
     started: Instant,
-) -> Ran {
+) -> HandlerEnd {
     let lease = &held.leases[index];
     // The span's wrapper is not `Unpin`; the handler stays where it is from here on.
     let mut running = std::pin::pin!(running);
@@ -309,15 +296,15 @@ async fn limits(
     lease: &HeldLease,
     started: Instant,
     timeout: Option<Duration>,
-) -> Ran {
-    let bell = lease.bell();
+) -> HandlerEnd {
+    let signal = lease.stop_signal();
     let mut drop_at: Option<Instant> = None;
     loop {
         let times_out = timeout.map(|timeout| started + timeout);
         let next = drop_at.into_iter().chain(times_out).min();
         tokio::select! {
             biased;
-            () = bell.nudge.notified() => {
+            () = signal.changed.notified() => {
                 let by = match lease.stopped() {
                     None => continue,
                     Some(Stop::Drain) => pool.drain_deadline(),
@@ -327,8 +314,8 @@ async fn limits(
             }
             () = sleep_until(next) => {
                 return match timeout {
-                    Some(timeout) if next == times_out => Ran::TimedOut(timeout),
-                    _ => Ran::Dropped,
+                    Some(timeout) if next == times_out => HandlerEnd::TimedOut(timeout),
+                    _ => HandlerEnd::Dropped,
                 };
             }
         }
@@ -342,17 +329,18 @@ async fn sleep_until(at: Option<Instant>) {
     }
 }
 
-/// A handler whose panics are answers, and go no further when it is dropped.
+/// A handler whose panics are caught: while it runs they are how it ended, and while it is dropped
+/// they are logged.
 struct Caught<'a>(Running<'a>);
 
 impl Future for Caught<'_> {
-    type Output = Ran;
+    type Output = HandlerEnd;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Poller<'_>) -> Poll<Ran> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Poller<'_>) -> Poll<HandlerEnd> {
         match caught(|| self.0.as_mut().poll(cx)) {
             Ok(Poll::Pending) => Poll::Pending,
-            Ok(Poll::Ready(result)) => Poll::Ready(Ran::Returned(result)),
-            Err(panic) => Poll::Ready(Ran::Panicked(panic)),
+            Ok(Poll::Ready(result)) => Poll::Ready(HandlerEnd::Returned(result)),
+            Err(panic) => Poll::Ready(HandlerEnd::Panicked(panic)),
         }
     }
 }
@@ -366,7 +354,7 @@ impl Drop for Caught<'_> {
     }
 }
 
-/// Calls what others wrote: a panic of theirs ends no part of the pool.
+/// Calls code of the crate's users. If it panics, the panic's message is returned.
 pub(crate) fn caught<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(f)).map_err(|panic| {
         let text = message(&*panic);

@@ -3,6 +3,7 @@
 
 use leasehold_support as support;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::{Future, pending};
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering};
@@ -19,7 +20,7 @@ use leasehold::store::{ClaimQueue, ClaimRequest, RequestId};
 use leasehold::worker::executor::SameRuntime;
 use leasehold::{
     Client, Context, ErrorKind, Failure, FencingToken, Job, LeaseTerms, MemoryStore, NewJob,
-    RetryPolicy, Store, Verb, WorkerBuilder,
+    QueueConfig, RetryPolicy, Store, Verb, WorkerBuilder,
 };
 use serde::{Deserialize, Serialize};
 use support::{Fate, Faulty};
@@ -450,8 +451,8 @@ async fn the_first_claim_asks_for_all_slots() {
     }
 }
 
-/// Two jobs of one grant: the first is given up by `give_up` in its first run, the second runs until
-/// the first was completed by another run.
+/// Two jobs of one grant: the first is given up by `give_up` in its first run, the second runs
+/// until the first was completed by another run.
 async fn given_up_beside_a_sibling<F>(
     lapses_to_lose: usize,
     give_up: impl Fn(Context) -> F + Send + Sync + 'static,
@@ -779,4 +780,227 @@ fn a_thread_that_does_not_start_is_an_error() {
         .unwrap();
     let said = String::from_utf8_lossy(&child.stdout);
     assert!(said.contains("kind unavailable"), "{child:?}");
+}
+
+fn adds_to(queue: &str, count: usize) -> Vec<NewJob> {
+    let jobs = adds(count).into_iter();
+    jobs.map(|job| job.queue(queue).unwrap()).collect()
+}
+
+/// How many leases of each queue wait for a slot, by the events of their worker.
+#[derive(Default)]
+struct Waiting(Mutex<BTreeMap<String, isize>>);
+
+impl Waiting {
+    fn see(&self, event: &Event<'_>) {
+        let (queue, more) = match event {
+            Event::Claimed { grant } => (&grant.queue, grant.leases.len() as isize),
+            Event::Started { queue, .. } => (*queue, -1),
+            _ => return,
+        };
+        let mut waiting = self.0.lock().unwrap();
+        *waiting.entry(queue.as_str().to_owned()).or_default() += more;
+    }
+
+    fn everywhere(&self, queues: usize) -> bool {
+        let waiting = self.0.lock().unwrap();
+        waiting.len() == queues && waiting.values().all(|leases| *leases > 0)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_hands_back_what_waits_for_a_slot_in_every_queue() {
+    let client = client();
+    for queue in ["first", "second"] {
+        client.enqueue_all(adds_to(queue, 10_000)).await.unwrap();
+    }
+    // Handlers are quick until leases of both queues wait behind them, and then do not end.
+    let (waiting, stuck) = (
+        Arc::new(Waiting::default()),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let (seen, is_stuck) = (waiting.clone(), stuck.clone());
+    let handler = move |_: Add, _: Context| {
+        let sticks = is_stuck.load(Ordering::SeqCst) || seen.everywhere(2);
+        is_stuck.store(sticks, Ordering::SeqCst);
+        async move {
+            tokio::time::sleep(Duration::from_millis(if sticks { 60_000 } else { 1 })).await;
+            Ok::<(), Failure>(())
+        }
+    };
+    let stop = tokio_util::sync::CancellationToken::new();
+    let seen = waiting.clone();
+    let worker = client.worker().handle(handler).slots(8);
+    let worker = worker.queue("first").queue("second").executor(SameRuntime);
+    let worker = worker.observer(move |event: &Event<'_>| seen.see(event));
+    let worker = tokio::spawn(worker.run_until(stop.clone().cancelled_owned()));
+    true_soon(|| stuck.load(Ordering::SeqCst)).await;
+    // Those that were quick have ended by now.
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let leased = async || -> u64 {
+        let queues = client.queues().await.unwrap();
+        queues.iter().map(|queue| queue.counts.leased).sum()
+    };
+    assert!(waiting.everywhere(2), "{:?}", waiting.0);
+    assert!(leased().await > 9);
+    stop.cancel();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(leased().await, 8, "those of the handlers");
+    let report = worker.await.unwrap().unwrap();
+    assert_eq!(report.unsettled, 0);
+    for queue in client.queues().await.unwrap() {
+        assert_eq!(
+            (queue.ledger.live, queue.ledger.expired()),
+            (0, 0),
+            "{queue:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_lease_that_ends_is_settled_once_though_replies_are_lost() {
+    const JOBS: usize = 2_000;
+    let dice = Mutex::new(fastrand::Rng::with_seed(11));
+    let faulty = Faulty::new(memory(), move |verb| match verb {
+        Verb::Claim | Verb::Settle if dice.lock().unwrap().u8(0..4) == 0 => Fate::LoseReply,
+        _ => Fate::Pass,
+    });
+    let client = Client::new(Arc::new(faulty));
+    client.enqueue_all(adds(JOBS)).await.unwrap();
+    let handler = async |job: Add, ctx: Context| match job.n % 5 {
+        0 if ctx.job().failures == 0 => Err(Failure::from("once more")),
+        1 => Err(Failure::bury("no use")),
+        2 => {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            Ok(())
+        }
+        _ => Ok(()),
+    };
+    let (finished, settled) = (
+        <Arc<Mutex<Vec<_>>>>::default(),
+        <Arc<Mutex<Vec<_>>>>::default(),
+    );
+    let (ends, settlements) = (finished.clone(), settled.clone());
+    let worker = client.worker().handle(handler).slots(8);
+    let retry = RetryPolicy::constant(Duration::from_millis(1));
+    let worker = worker
+        .retry(retry)
+        .observer(move |event: &Event<'_>| match event {
+            Event::Finished { token, outcome, .. } if outcome.is_some() => {
+                ends.lock().unwrap().push(*token);
+            }
+            Event::Settled { token, .. } => settlements.lock().unwrap().push(*token),
+            _ => {}
+        });
+    let done = until(&client, |queue| {
+        queue.ledger.completed + queue.ledger.buried == JOBS as u64
+    });
+    worker.run_until(done).await.unwrap();
+    let (mut finished, mut settled) = (
+        std::mem::take(&mut *finished.lock().unwrap()),
+        std::mem::take(&mut *settled.lock().unwrap()),
+    );
+    finished.sort_unstable();
+    settled.sort_unstable();
+    assert!(finished.len() > JOBS, "some were retried");
+    assert_eq!(settled, finished, "each once, and no other");
+}
+
+/// The handlers that run in one queue, and the most that ever did at once.
+#[derive(Default)]
+struct AtOnce {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl AtOnce {
+    fn begin(&self) {
+        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(now, Ordering::SeqCst);
+    }
+
+    fn end(&self) {
+        self.now.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queue_whose_handlers_are_stuck_leaves_the_other_slots_to_the_others() {
+    let client = client();
+    client.enqueue_all(adds_to("stuck", 100)).await.unwrap();
+    let (stuck, busy) = (Arc::new(AtOnce::default()), Arc::new(AtOnce::default()));
+    let counts = (stuck.clone(), busy.clone());
+    let handler = move |_: Add, ctx: Context| {
+        let (stuck, busy) = counts.clone();
+        async move {
+            if ctx.queue().as_str() == "stuck" {
+                stuck.begin();
+                return pending().await;
+            }
+            busy.begin();
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            busy.end();
+            Ok::<(), Failure>(())
+        }
+    };
+    let worker = client
+        .worker()
+        .handle(handler)
+        .slots(8)
+        .executor(SameRuntime);
+    let worker = worker.drain_grace(Duration::from_millis(10));
+    let worker = worker
+        .queue_with(QueueConfig::new("stuck").slots(2))
+        .queue("busy");
+    let watch = client.clone();
+    let of = async |name: &str| {
+        let queues = watch.queues().await.unwrap();
+        queues
+            .into_iter()
+            .find(|view| view.queue.as_str() == name)
+            .unwrap()
+    };
+    let most = |at: &AtOnce| at.most.load(Ordering::SeqCst);
+    let done = async {
+        true_soon(|| most(&stuck) == 2).await;
+        watch.enqueue_all(adds_to("busy", 600)).await.unwrap();
+        let begun = tokio::time::Instant::now();
+        while of("busy").await.ledger.completed < 600 {
+            assert!(begun.elapsed() < Duration::from_secs(5), "it starves");
+            assert!(
+                of("stuck").await.counts.leased <= 2,
+                "held beyond its slots"
+            );
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    worker.run_until(done).await.unwrap();
+    assert_eq!((most(&stuck), most(&busy)), (2, 6));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_queue_with_slots_of_its_own_never_uses_more_and_is_worked_to_the_end() {
+    const JOBS: usize = 300;
+    let client = client();
+    client.enqueue_all(adds_to("few", JOBS)).await.unwrap();
+    let few = Arc::new(AtOnce::default());
+    let count = few.clone();
+    let handler = move |job: Add, _: Context| {
+        let few = count.clone();
+        async move {
+            few.begin();
+            if job.n % 2 == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            few.end();
+            Ok::<(), Failure>(())
+        }
+    };
+    let worker = client.worker().handle(handler).slots(8);
+    let worker = worker.queue_with(QueueConfig::new("few").slots(2));
+    worker
+        .run_until(soon(completed(&client, JOBS as u64)))
+        .await
+        .unwrap();
+    assert_eq!(few.most.load(Ordering::SeqCst), 2);
 }

@@ -3,13 +3,12 @@ use std::time::Duration;
 
 use shuttle::thread;
 
-use fence::{Board, Held, HolderClock, Stop};
-use nap::Nap;
+use held::{Board, HeldGrant, HolderClock, Stop};
 use pool::Pool;
 
 const GUARD: Duration = Duration::from_millis(50);
 
-fn held() -> (Arc<Pool>, Arc<Held>) {
+fn hold() -> (Arc<Pool>, Arc<HeldGrant>) {
     let now = tokio::time::Instant::now();
     let pool = Arc::new(Pool {
         clock: HolderClock::starting(now),
@@ -25,14 +24,14 @@ fn spawn(play: impl FnOnce() + Send + 'static) -> thread::JoinHandle<()> {
     thread::spawn(play)
 }
 
-/// A handler asks for its bell while a renewal finds the lease fenced, somebody cancels the job and
+/// A handler asks for its stop signal while a renewal finds the lease fenced, somebody cancels the job and
 /// the worker drains.
 pub(crate) fn listen() {
-    let (pool, held) = held();
+    let (pool, held) = hold();
     let listens = {
         let held = Arc::clone(&held);
         // What it listens to is what it got here, whenever that was.
-        thread::spawn(move || held.leases[0].bell().token.clone())
+        thread::spawn(move || held.leases[0].stop_signal().token.clone())
     };
     let cancels = {
         let held = Arc::clone(&held);
@@ -55,15 +54,15 @@ pub(crate) fn listen() {
     }
     cancels.join().unwrap();
     fences.join().unwrap();
-    let bell = listens.join().unwrap();
+    let signal = listens.join().unwrap();
     assert_eq!(held.leases[0].stopped(), Some(Stop::Fenced));
     assert_eq!(held.leases[1].stopped(), Some(Stop::Drain));
-    assert!(bell.is_cancelled(), "told to stop, and did not hear it");
+    assert!(signal.is_cancelled(), "told to stop, and did not hear it");
 }
 
 /// A lease is settled, found lost by the renewer, and abandoned with the pool, all at once.
 pub(crate) fn end() {
-    let (pool, held) = held();
+    let (pool, held) = hold();
     let settles = {
         let (pool, held) = (Arc::clone(&pool), Arc::clone(&held));
         spawn(move || {
@@ -98,7 +97,7 @@ pub(crate) fn end() {
 
 /// A handler shows progress while the renewer hears that the store has seen an earlier one.
 pub(crate) fn progress() {
-    let (pool, held) = held();
+    let (pool, held) = hold();
     let shown = |done| leasehold::lease::Progress {
         done,
         total: None,
@@ -120,73 +119,4 @@ pub(crate) fn progress() {
     let left = held.unseen_progress(0);
     // Either it was sent with the renewal, or it is still to be sent; the first never stays.
     assert!(left.is_none_or(|left| left.done == 2), "an old one is left");
-}
-
-/// What the settler sleeps on: it keeps one ring for later.
-#[derive(Default)]
-struct Soon {
-    rings: crate::sync::Mutex<bool>,
-    rung: crate::sync::Condvar,
-}
-
-impl Soon {
-    fn ring(&self) {
-        *self.rings.lock().unwrap() = true;
-        self.rung.notify_one();
-    }
-
-    fn heard(&self) {
-        let mut rings = self.rings.lock().unwrap();
-        while !*rings {
-            rings = self.rung.wait(rings).unwrap();
-        }
-        *rings = false;
-    }
-}
-
-/// Two slots leave a lease each, while a claim takes along what it finds and the settler looks and
-/// sleeps. If one is left lying, the settler never wakes, which shuttle reports.
-pub(crate) fn settle() {
-    let (_pool, held) = held();
-    let (nap, soon) = (Arc::new(Nap::begun()), Arc::new(Soon::default()));
-    // Only one takes at a time; this is how many were taken.
-    let taken = Arc::new(crate::sync::Mutex::new(0));
-    let take = {
-        let (held, taken) = (Arc::clone(&held), Arc::clone(&taken));
-        move || {
-            let mut taken = taken.lock().unwrap();
-            let left = held.leases.iter().filter(|lease| lease.take_along()).count();
-            *taken += left;
-            (left > 0).then_some(*taken)
-        }
-    };
-    let slots = [0, 1].map(|index| {
-        let (held, nap, soon) = (Arc::clone(&held), Arc::clone(&nap), Arc::clone(&soon));
-        spawn(move || {
-            held.leases[index].hand_in();
-            held.leases[index].leave();
-            if nap.end() {
-                soon.ring();
-            }
-        })
-    });
-    let claims = {
-        let (take, soon) = (take.clone(), Arc::clone(&soon));
-        spawn(move || {
-            if take() == Some(2) {
-                // Nothing is left for the settler, whose part is over.
-                soon.ring();
-            }
-        })
-    };
-    let settles = spawn(move || {
-        while *taken.lock().unwrap() < 2 {
-            soon.heard();
-            while nap.unless(&take).is_some() {}
-        }
-    });
-    slots.into_iter().for_each(|slot| slot.join().unwrap());
-    claims.join().unwrap();
-    settles.join().unwrap();
-    assert!(held.leases.iter().all(|lease| lease.is_gone()));
 }

@@ -103,7 +103,7 @@ async fn enqueue_beside(client: &Client, jobs: usize) {
                     return;
                 }
                 let batch = (from..(from + BATCH).min(jobs)).map(job).collect();
-                client.enqueue_all(batch).await.expect("enqueued");
+                client.enqueue_many(batch).await.expect("enqueued");
             }
         });
     }

@@ -60,17 +60,17 @@ async fn main() -> anyhow::Result<()> {
             jobs.push(NewJob::of(&job)?.exclusive(account)?);
         }
     }
-    client.enqueue_all(jobs).await?;
+    client.enqueue_many(jobs).await?;
 
     let report = Transfer {
         account: "daily report".into(),
         step: 1,
     };
     let first = client
-        .enqueue_new(NewJob::of(&report)?.unique("report 2026-11-02")?)
+        .enqueue(NewJob::of(&report)?.unique("report 2026-11-02")?)
         .await?;
     let second = client
-        .enqueue_new(NewJob::of(&report)?.unique("report 2026-11-02")?)
+        .enqueue(NewJob::of(&report)?.unique("report 2026-11-02")?)
         .await?;
     assert_eq!(second, Enqueued::Duplicate(first.id()));
     println!("the second report is a duplicate of the first");

@@ -36,7 +36,7 @@ async fn work(job: Work, ctx: Context, started: mpsc::UnboundedSender<()>) -> Re
                 // `is_draining` tells a deploy from a lost lease. Save what is worth saving, then
                 // return an error: once told to stop, an error is a surrender, not a failure.
                 println!("polite: draining {}", ctx.is_draining());
-                ctx.checkpoint(&"half done").await?;
+                ctx.save_checkpoint(&"half done").await?;
                 return Err("stopping early".into());
             }
         },

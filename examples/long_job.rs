@@ -7,7 +7,6 @@
 
 use std::time::Duration;
 
-use leasehold::store::{Command, LeaseSelect};
 use leasehold::{Client, Context, Failure, Job, LeaseTerms};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
@@ -28,8 +27,8 @@ struct Cursor {
 }
 
 async fn import(job: Import, ctx: Context, rows: mpsc::Sender<u64>) -> Result<(), Failure> {
-    let mut cursor: Cursor = ctx.load()?.unwrap_or_default();
-    if let Some(saved) = ctx.saved() {
+    let mut cursor: Cursor = ctx.last_checkpoint()?.unwrap_or_default();
+    if let Some(saved) = ctx.saved_checkpoint() {
         assert!(
             ctx.token() > saved.token,
             "a later claim has a larger token"
@@ -51,7 +50,7 @@ async fn import(job: Import, ctx: Context, rows: mpsc::Sender<u64>) -> Result<()
         ctx.progress(cursor.row, job.rows, "rows");
         // A checkpoint is a call to the store, and refused if the lease is lost: `?` ends the run.
         if cursor.row.is_multiple_of(5) {
-            ctx.checkpoint(&cursor).await?;
+            ctx.save_checkpoint(&cursor).await?;
         }
     }
     Ok(())
@@ -72,8 +71,8 @@ async fn main() -> anyhow::Result<()> {
             done += 1;
             if row == 12 && !revoked {
                 revoked = true;
-                let lease = Command::Revoke(LeaseSelect::Job(id));
-                let answer = operator.control(lease, "ops@example.org", "a test").await;
+                let operator = operator.operator("ops@example.org").because("a test");
+                let answer = operator.revoke(id).await;
                 println!("revoked {} lease", answer.map_or(0, |done| done.done));
             }
             if row == 30 {

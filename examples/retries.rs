@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use leasehold::inspect::{self, Page};
+use leasehold::inspect::Page;
 use leasehold::job::{JobState, QueueName};
 use leasehold::{Client, Context, Failure, Job, NewJob, RetryPolicy};
 use serde::{Deserialize, Serialize};
@@ -59,7 +59,7 @@ async fn main() -> anyhow::Result<()> {
         Download::Hopeless,
     ];
     let jobs: Result<Vec<_>, _> = jobs.iter().map(NewJob::of).collect();
-    client.enqueue_all(jobs?).await?;
+    client.enqueue_many(jobs?).await?;
 
     client
         .worker()
@@ -73,7 +73,7 @@ async fn main() -> anyhow::Result<()> {
         .run_until(all_settled(client.clone()))
         .await?;
 
-    let ledger = inspect::ledger(&**client.store()).await?;
+    let ledger = client.ledger().await?;
     println!(
         "granted {} = completed {} + retried {} + surrendered {} + buried {}",
         ledger.granted, ledger.completed, ledger.retried, ledger.surrendered, ledger.buried
@@ -81,7 +81,7 @@ async fn main() -> anyhow::Result<()> {
     assert!(ledger.balances());
 
     let queue = QueueName::default();
-    let dead = inspect::jobs(&**client.store(), queue, JobState::Dead, Page::first(10)).await?;
+    let dead = client.jobs(queue, JobState::Dead, Page::first(10)).await?;
     for view in dead.rows {
         let last = view.job.history.last();
         let reason = last.and_then(|lease| lease.reason.as_deref());

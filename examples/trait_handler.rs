@@ -74,7 +74,7 @@ async fn main() -> anyhow::Result<()> {
     let mail = |to: &str| NewJob::of(&Mail { to: to.into() });
     let from = "d@example.org".to_owned();
     client
-        .enqueue_all(vec![
+        .enqueue_many(vec![
             mail("a@example.org")?,
             mail("b@example.org")?,
             NewJob::of(&Bounce { from })?,

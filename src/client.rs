@@ -6,19 +6,20 @@ use std::time::Duration;
 
 use tracing::Instrument as _;
 
-use crate::calls::enqueue::{Enqueuer, no_answer};
+use crate::calls::enqueue::Enqueuer;
 use crate::calls::lane::Answer;
 use crate::calls::session::Session;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::inspect::{
     self, AuditView, JobView, LeaseFilter, LeaseView, Ledger, Page, Paged, ParkedView, QueueView,
 };
-use crate::job::{Job, JobId, JobState, Namespace, NewJob, QueueName};
+use crate::job::{IntoJob, JobId, JobState, Namespace, QueueName, into_jobs};
 #[cfg(feature = "sqlite")]
 use crate::limits::without_zero;
 use crate::observe::{Event, Observer, Observers};
-use crate::store::{Command, ControlRequest, Controlled, Enqueued, MemoryStore, Store};
-use crate::worker::WorkerBuilder;
+use crate::operator::Operator;
+use crate::store::{ControlCommand, ControlRequest, Controlled, Enqueued, MemoryStore, Store};
+use crate::worker::Worker;
 use crate::worker::suspects::SuspectGate;
 
 /// How long an operator's command is repeated before the result is called unknown.
@@ -91,55 +92,68 @@ impl Client {
         &self.session().store
     }
 
-    /// Stores a job. Calls that come at the same time share one round trip.
+    /// Stores a job, given by value or by reference, or described as a [`NewJob`]. Calls that come
+    /// at the same time share one round trip.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use leasehold::{Client, NewJob};
+    /// # #[derive(serde::Serialize, serde::Deserialize)] struct Greet { name: String }
+    /// # impl leasehold::Job for Greet { const KIND: &'static str = "greet"; }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> leasehold::Result<()> {
+    /// # let client = Client::open("memory:").await?;
+    /// let greet = Greet { name: "world".into() };
+    /// client.enqueue(&greet).await?;
+    /// let later = NewJob::of(&greet)?.delay(Duration::from_secs(60)).unique("world")?;
+    /// client.enqueue(later).await?;
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     /// `InvalidInput` names the field and the limit; nothing is stored. `Unknown`: it may or may not
     /// have been stored; enqueue again under a unique key if twice would be wrong.
-    pub async fn enqueue<J: Job>(&self, job: &J) -> Result<Enqueued> {
-        self.enqueue_new(NewJob::of(job)?).await
-    }
-
-    /// Stores a job with all its options.
-    ///
-    /// # Errors
-    /// As [`enqueue`](Self::enqueue).
-    pub async fn enqueue_new(&self, job: NewJob) -> Result<Enqueued> {
-        let enqueued = self.enqueue_all(vec![job]).await?;
-        enqueued.first().copied().ok_or_else(no_answer)
+    pub fn enqueue<M>(
+        &self,
+        job: impl IntoJob<M>,
+    ) -> impl Future<Output = Result<Enqueued>> + Send {
+        self.enqueuer.enqueue_one(job.into_job())
     }
 
     /// Stores up to 10,000 jobs, per queue together or not at all. One answer per job, in order.
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
-    pub async fn enqueue_all(&self, jobs: Vec<NewJob>) -> Result<Vec<Enqueued>> {
-        self.enqueuer.enqueue(jobs).await
+    pub fn enqueue_many<M>(
+        &self,
+        jobs: impl IntoIterator<Item: IntoJob<M>>,
+    ) -> impl Future<Output = Result<Vec<Enqueued>>> + Send {
+        self.enqueuer.enqueue_many(into_jobs(jobs))
     }
 
     /// Starts to describe a worker.
-    pub fn worker(&self) -> WorkerBuilder {
-        WorkerBuilder::new(self.clone())
+    pub fn worker(&self) -> Worker {
+        Worker::new(self.clone())
     }
 
-    /// Carries out an operator's command, on record with who and why.
-    ///
-    /// # Errors
-    /// As [`Store::control`].
-    pub async fn control(
+    /// Intervenes under a name: pauses queues, calls off jobs, ends leases.
+    pub fn operator(&self, actor: impl Into<String>) -> Operator {
+        Operator::new(self.clone(), actor.into())
+    }
+
+    pub(crate) async fn control(
         &self,
-        command: Command,
-        actor: impl Into<String>,
-        reason: impl Into<String>,
+        command: ControlCommand,
+        actor: &str,
+        reason: &str,
     ) -> Result<Controlled> {
-        let (actor, reason) = (actor.into(), reason.into());
         let mut lane = self.session().lane();
         let answer = lane
             .call(CONTROL_LIMIT, |store, request| {
                 let request = ControlRequest {
                     request,
-                    actor: actor.clone(),
-                    reason: reason.clone(),
+                    actor: actor.to_owned(),
+                    reason: reason.to_owned(),
                     command: command.clone(),
                 };
                 let span = tracing::debug_span!("store.control", command = command.as_str());
@@ -154,7 +168,7 @@ impl Client {
         };
         match answer {
             Answer::Known(done) => {
-                let (command, actor) = (command.as_str(), actor.as_str());
+                let command = command.as_str();
                 self.observers.emit(|| Event::Controlled {
                     command,
                     actor,
@@ -174,6 +188,14 @@ impl Client {
     /// As [`Store::inspect`].
     pub async fn queues(&self) -> Result<Vec<QueueView>> {
         inspect::queues(&**self.store()).await
+    }
+
+    /// One queue, with its counts and ledger; none if nothing was ever enqueued there.
+    ///
+    /// # Errors
+    /// As [`Store::inspect`].
+    pub async fn queue(&self, name: &QueueName) -> Result<Option<QueueView>> {
+        inspect::queue(&**self.store(), name).await
     }
 
     /// The ledger of all queues together.

@@ -8,12 +8,11 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::calls::enqueue::no_answer;
 use crate::clock::monotonic;
 use crate::error::{Result, Verb};
 use crate::fence::{Fence, FenceError, Scope};
 use crate::handler::Failure;
-use crate::job::{Job, JobId, JobRecord, NewJob, QueueName, SavedCheckpoint};
+use crate::job::{IntoJob, JobId, JobRecord, QueueName, SavedCheckpoint, into_jobs};
 use crate::lease::{FencingToken, Progress, Receipt};
 use crate::limits::{self, at_most};
 use crate::observe::Event;
@@ -82,6 +81,18 @@ impl Context {
         &self.pool().task
     }
 
+    /// What the handlers of the worker share, by its type.
+    ///
+    /// # Errors
+    /// If the worker was given nothing of that type: [`Worker::state`](crate::Worker::state).
+    pub fn state<T: Send + Sync + 'static>(&self) -> Result<&T, Failure> {
+        self.pool().state.get().ok_or_else(|| {
+            let name = std::any::type_name::<T>();
+            let why = format!("no state of type {name}: give it to the worker with `.state(…)`");
+            Failure::from(why)
+        })
+    }
+
     /// How long the lease can still be relied on, on the monotonic clock. Grows with each renewal.
     pub fn time_left(&self) -> Duration {
         self.held.until().saturating_duration_since(monotonic())
@@ -110,6 +121,8 @@ impl Context {
 
     /// Shows that the work advances: `done` of `total`, in your own unit. A handler with a stall
     /// limit that shows nothing for that long loses its lease.
+    ///
+    /// It reaches the store with the next renewal, at a third of the term: every 20 s by default.
     pub fn progress(&self, done: u64, total: impl Into<Option<u64>>, note: impl Into<String>) {
         let mut note = note.into();
         note.truncate(crate::limits::clip(&note, limits::REASON_BYTES).len());
@@ -121,17 +134,18 @@ impl Context {
         self.held.progress(self.index, progress, monotonic());
     }
 
-    /// What the last run saved, with the token under which it was saved.
-    pub fn saved(&self) -> Option<&SavedCheckpoint> {
+    /// What the last run saved, as bytes, with the token under which it was saved.
+    pub fn saved_checkpoint(&self) -> Option<&SavedCheckpoint> {
         self.job().checkpoint.as_deref()
     }
 
-    /// What the last run saved by [`checkpoint`](Self::checkpoint).
+    /// What the last run saved by [`save_checkpoint`](Self::save_checkpoint). What this run saves does
+    /// not change it.
     ///
     /// # Errors
     /// If it cannot be decoded as `T`.
-    pub fn load<T: DeserializeOwned>(&self) -> Result<Option<T>, Failure> {
-        let Some(saved) = self.saved() else {
+    pub fn last_checkpoint<T: DeserializeOwned>(&self) -> Result<Option<T>, Failure> {
+        let Some(saved) = self.saved_checkpoint() else {
             return Ok(None);
         };
         let state = serde_json::from_slice(&saved.bytes)
@@ -144,7 +158,7 @@ impl Context {
     ///
     /// # Errors
     /// Ends the handler by `?` if the lease is lost. Nothing was saved then.
-    pub async fn checkpoint<T: Serialize + Sync>(&self, state: &T) -> Result<(), Failure> {
+    pub async fn save_checkpoint<T: Serialize + Sync>(&self, state: &T) -> Result<(), Failure> {
         let bytes = serde_json::to_vec(state)?;
         at_most("checkpoint", bytes.len(), limits::CHECKPOINT_BYTES, "bytes")?;
         let weight = bytes.len();
@@ -219,7 +233,7 @@ impl Context {
         Ok(opened)
     }
 
-    /// Leaves a result with the job, if it has a retention. The first call counts.
+    /// Leaves a result with the job, if it has a retention. The last call counts.
     ///
     /// # Errors
     /// If it does not encode, or is larger than a payload may be.
@@ -230,24 +244,30 @@ impl Context {
         Ok(())
     }
 
-    /// Enqueues another job.
+    /// Enqueues another job, given by value or by reference, or described as a
+    /// [`NewJob`](crate::NewJob).
     ///
     /// It is stored whether or not this handler then completes; give it a unique key if a second
     /// run must not enqueue it again.
     ///
     /// # Errors
     /// As [`Client::enqueue`](crate::Client::enqueue).
-    pub async fn enqueue<J: Job>(&self, job: &J) -> Result<Enqueued> {
-        self.enqueue_new(NewJob::of(job)?).await
+    pub fn enqueue<M>(
+        &self,
+        job: impl IntoJob<M>,
+    ) -> impl Future<Output = Result<Enqueued>> + Send {
+        self.pool().enqueuer.enqueue_one(job.into_job())
     }
 
-    /// Enqueues another job, with all its options.
+    /// Enqueues up to 10,000 other jobs, per queue together or not at all.
     ///
     /// # Errors
     /// As [`Client::enqueue`](crate::Client::enqueue).
-    pub async fn enqueue_new(&self, job: NewJob) -> Result<Enqueued> {
-        let enqueued = self.pool().enqueuer.enqueue(vec![job]).await?;
-        enqueued.first().copied().ok_or_else(no_answer)
+    pub fn enqueue_many<M>(
+        &self,
+        jobs: impl IntoIterator<Item: IntoJob<M>>,
+    ) -> impl Future<Output = Result<Vec<Enqueued>>> + Send {
+        self.pool().enqueuer.enqueue_many(into_jobs(jobs))
     }
 }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -67,6 +68,13 @@ where
     }
 }
 
+#[async_trait]
+impl<J: Job, H: Handler<J> + ?Sized> Handler<J> for Arc<H> {
+    async fn handle(&self, job: J, ctx: Context) -> Result<(), Failure> {
+        (**self).handle(job, ctx).await
+    }
+}
+
 /// Why a handler did not complete its job, and what it wishes for it.
 ///
 /// Any error becomes one by `?`, and means: retry by the queue's policy. Only a fence's refusal, or an
@@ -115,7 +123,7 @@ impl Failure {
         Self::new(Wish::Bury, reason)
     }
 
-    /// The lease is lost: stop, and settle nothing. What [`Context::checkpoint`] says to a fenced
+    /// The lease is lost: stop, and settle nothing. What [`Context::save_checkpoint`] says to a fenced
     /// holder, so that `?` ends the handler.
     pub fn lost() -> Self {
         Self::new(Wish::Lost, "the lease was lost")

@@ -1,6 +1,7 @@
 //! Looking without touching: counts, the ledger, live leases, jobs, the audit trail.
 //!
 //! These views are what the command line and a dashboard are made of. Each is paged, and none scans.
+//! Ask for them with the methods of [`Client`](crate::Client).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -342,6 +343,7 @@ async fn ask(store: &dyn Store, query: Query) -> Result<View> {
 }
 
 /// All queues.
+#[doc(hidden)]
 pub async fn queues(store: &dyn Store) -> Result<Vec<QueueView>> {
     match ask(store, Query::Queues).await? {
         View::Queues(queues) => Ok(queues),
@@ -349,7 +351,8 @@ pub async fn queues(store: &dyn Store) -> Result<Vec<QueueView>> {
     }
 }
 
-/// One queue; an empty view if nothing was ever enqueued there.
+/// One queue; none if nothing was ever enqueued there.
+#[doc(hidden)]
 pub async fn queue(store: &dyn Store, name: &QueueName) -> Result<Option<QueueView>> {
     Ok(queues(store)
         .await?
@@ -358,6 +361,7 @@ pub async fn queue(store: &dyn Store, name: &QueueName) -> Result<Option<QueueVi
 }
 
 /// The ledger of all queues together.
+#[doc(hidden)]
 pub async fn ledger(store: &dyn Store) -> Result<Ledger> {
     let queues = queues(store).await?;
     Ok(queues
@@ -366,6 +370,7 @@ pub async fn ledger(store: &dyn Store) -> Result<Ledger> {
 }
 
 /// A page of live leases.
+#[doc(hidden)]
 pub async fn leases(
     store: &dyn Store,
     filter: LeaseFilter,
@@ -378,6 +383,7 @@ pub async fn leases(
 }
 
 /// A page of jobs.
+#[doc(hidden)]
 pub async fn jobs(
     store: &dyn Store,
     queue: QueueName,
@@ -391,6 +397,7 @@ pub async fn jobs(
 }
 
 /// A page of the exclusive keys that jobs of a queue are parked behind.
+#[doc(hidden)]
 pub async fn parked(store: &dyn Store, queue: QueueName, page: Page) -> Result<Paged<ParkedView>> {
     match ask(store, Query::Parked { queue, page }).await? {
         View::Parked(keys) => Ok(keys),
@@ -399,6 +406,7 @@ pub async fn parked(store: &dyn Store, queue: QueueName, page: Page) -> Result<P
 }
 
 /// One job.
+#[doc(hidden)]
 pub async fn job(store: &dyn Store, id: JobId) -> Result<Option<Box<JobView>>> {
     match ask(store, Query::Job(id)).await? {
         View::Job(job) => Ok(job),
@@ -407,6 +415,7 @@ pub async fn job(store: &dyn Store, id: JobId) -> Result<Option<Box<JobView>>> {
 }
 
 /// A page of the audit trail.
+#[doc(hidden)]
 pub async fn audit(store: &dyn Store, page: Page) -> Result<Paged<AuditView>> {
     match ask(store, Query::Audit { page }).await? {
         View::Audit(audit) => Ok(audit),

@@ -213,6 +213,7 @@ impl Default for JobOptions {
 
 /// The [`JobOptions`] of one job. Most jobs have the usual ones, and a queue holds many jobs: those take
 /// no room.
+#[doc(hidden)]
 #[derive(Clone, Default)]
 pub struct Choices(Option<Box<JobOptions>>);
 
@@ -320,7 +321,7 @@ pub struct NewJob {
     pub unique: Option<UniqueKey>,
     /// Only one job of the queue with this key is leased at a time.
     pub exclusive: Option<Key>,
-    /// Everything else.
+    /// Everything else: [`JobOptions`].
     pub options: Choices,
 }
 
@@ -456,8 +457,16 @@ impl NewJob {
             return Err(Error::invalid("max_expiries", options.max_expiries, limit));
         }
         duration("delay", self.delay)?;
+        if let Some(term) = options.term {
+            limits::term(term)?;
+        }
+        if options.max_failures == Some(0) {
+            return Err(Error::invalid("max_failures", 0, "at least 1"));
+        }
+        if let Some(retry) = &options.retry {
+            retry.validate()?;
+        }
         for (field, value) in [
-            ("term", options.term),
             ("max_lifetime", options.max_lifetime),
             ("timeout", options.timeout),
             ("stall_limit", options.stall_limit),
@@ -475,6 +484,65 @@ impl NewJob {
         }
         Ok(())
     }
+}
+
+/// What can be enqueued: a [`Job`], by value or by reference, or a described [`NewJob`], also one
+/// whose description may have failed. `M` tells these apart, and is always inferred.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a job",
+    label = "neither a `leasehold::Job` nor a `leasehold::NewJob`",
+    note = "a job names its kind: `impl leasehold::Job for {Self} {{ const KIND: &'static str = \"…\"; }}`",
+    note = "and must be `serde::Serialize + serde::Deserialize`"
+)]
+pub trait IntoJob<M> {
+    /// The job to be stored.
+    ///
+    /// # Errors
+    /// If it does not encode, or its names are none.
+    fn into_job(self) -> Result<NewJob>;
+}
+
+/// How a job was given: see [`IntoJob`].
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum ByValue {}
+
+/// How a job was given: see [`IntoJob`].
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum ByReference {}
+
+/// How a job was given: see [`IntoJob`].
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum Described {}
+
+impl<J: Job> IntoJob<ByValue> for J {
+    fn into_job(self) -> Result<NewJob> {
+        NewJob::of(&self)
+    }
+}
+
+impl<J: Job> IntoJob<ByReference> for &J {
+    fn into_job(self) -> Result<NewJob> {
+        NewJob::of(self)
+    }
+}
+
+impl IntoJob<Described> for NewJob {
+    fn into_job(self) -> Result<NewJob> {
+        Ok(self)
+    }
+}
+
+impl IntoJob<Described> for Result<NewJob> {
+    fn into_job(self) -> Result<NewJob> {
+        self
+    }
+}
+
+pub(crate) fn into_jobs<M>(jobs: impl IntoIterator<Item: IntoJob<M>>) -> Result<Vec<NewJob>> {
+    jobs.into_iter().map(IntoJob::into_job).collect()
 }
 
 /// A job as JSON.
@@ -555,7 +623,7 @@ pub struct JobRecord {
     pub unique: Option<Box<UniqueKey>>,
     /// Its exclusive key.
     pub exclusive: Option<Key>,
-    /// The choices made for it.
+    /// The choices made for it: [`JobOptions`].
     pub options: Choices,
     /// Runs that failed.
     pub failures: u32,

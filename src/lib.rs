@@ -40,7 +40,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Where to go from here: [`Client`] opens a store and enqueues, [`WorkerBuilder`] describes a worker,
+//! Where to go from here: [`Client`] opens a store and enqueues, [`Worker`] works what is enqueued,
 //! [`Context`] is what a handler knows of its lease, [`Failure`] what it can wish for. The [`guide`]
 //! explains the rest.
 //!
@@ -86,6 +86,8 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+#[cfg(feature = "redis")]
+pub mod atomic_redis;
 mod calls;
 mod client;
 pub mod clock;
@@ -101,12 +103,12 @@ mod history;
 pub mod hooks;
 pub mod inspect;
 pub mod job;
+pub mod layer;
 pub mod lease;
 pub mod limits;
 mod names;
 pub mod observe;
-#[cfg(feature = "redis")]
-mod one_step;
+pub mod operator;
 mod receipt;
 pub mod retry;
 pub mod rules;
@@ -126,7 +128,7 @@ pub use job::{Job, JobId, NewJob};
 pub use lease::{FencingToken, LeaseTerms, Receipt, Verdict};
 pub use retry::RetryPolicy;
 pub use store::{MemoryStore, Store};
-pub use worker::{QueueConfig, Report, WorkerBuilder};
+pub use worker::{DrainReport, QueueConfig, Worker, WorkerHandle};
 
 /// The code in the README is compiled with the tests.
 #[cfg(doctest)]

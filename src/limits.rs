@@ -19,6 +19,8 @@ pub const HEADERS: usize = 64;
 pub const HEADER_BYTES: usize = 16 * 1024;
 /// Bytes kept of a failure's reason: enough for an error chain, not for a core dump.
 pub const REASON_BYTES: usize = 4 * 1024;
+/// Queues that one worker may claim from: all of them go into one call.
+pub const QUEUES: usize = 1_000;
 /// Slots of one worker. Each is a task of the runtime: a larger number is a mistake, and would fill
 /// the memory before the first job is claimed.
 pub const SLOTS: usize = 100_000;
@@ -44,6 +46,8 @@ pub const PRIORITY_MAX: u8 = 7;
 pub const EXPIRIES_MIN: u32 = 3;
 /// Ended leases remembered with a job.
 pub const HISTORY: usize = 8;
+/// The shortest term of a worker, a queue or a job.
+pub const TERM_MIN: Duration = Duration::from_millis(10);
 /// The longest term, delay, window, retention or lifetime: ten years.
 pub const DURATION_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Rows in one page of an inspection.
@@ -84,6 +88,15 @@ pub(crate) fn duration(field: &'static str, found: Duration) -> Result<()> {
         format!("{found:?}"),
         format!("at most {:?}", DURATION_MAX),
     ))
+}
+
+/// A lease that is shorter cannot be renewed in time, by any store.
+pub(crate) fn term(found: Duration) -> Result<()> {
+    if found < TERM_MIN {
+        let allowed = format!("at least {TERM_MIN:?}");
+        return Err(Error::invalid("term", format!("{found:?}"), allowed));
+    }
+    duration("term", found)
 }
 
 pub(crate) fn positive(field: &'static str, found: Duration) -> Result<()> {

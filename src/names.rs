@@ -63,6 +63,12 @@ macro_rules! name {
             }
         }
 
+        impl AsRef<str> for $type {
+            fn as_ref(&self) -> &str {
+                &self.0
+            }
+        }
+
         impl Borrow<str> for $type {
             fn borrow(&self) -> &str {
                 &self.0
@@ -201,7 +207,7 @@ fn check_name(field: &'static str, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// A unique or exclusive key: any UTF-8, up to 256 bytes.
+/// A unique or exclusive key: any UTF-8, 1 to 256 bytes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Key(Arc<str>);
@@ -210,8 +216,8 @@ impl Key {
     /// Checks the key's length.
     pub fn new(key: impl AsRef<str>) -> Result<Self> {
         let key = key.as_ref();
-        if key.len() > limits::KEY_BYTES {
-            let limit = format!("at most {} bytes", limits::KEY_BYTES);
+        if !(1..=limits::KEY_BYTES).contains(&key.len()) {
+            let limit = format!("1 to {} bytes", limits::KEY_BYTES);
             return Err(Error::invalid("key", format!("{} bytes", key.len()), limit));
         }
         Ok(Self(key.into()))

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::limits::{duration, positive};
+use crate::limits::{self, duration, positive};
 
 /// How long leases last, and what that rests on.
 ///
@@ -95,7 +95,7 @@ impl LeaseTerms {
 
     /// Refuses terms that cannot work, and says which number to change.
     pub fn validate(&self) -> Result<()> {
-        positive("term", self.term)?;
+        limits::term(self.term)?;
         positive("renew_every", self.renew_every)?;
         duration("max_lifetime", self.max_lifetime)?;
         if self.max_lifetime < self.term {

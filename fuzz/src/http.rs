@@ -71,7 +71,7 @@ impl Desk {
             runtime.block_on(async {
                 let client = Client::open("memory:").await.expect("memory");
                 let jobs = (0..5).map(job).collect();
-                client.enqueue_all(jobs).await.expect("stored");
+                client.enqueue_many(jobs).await.expect("stored");
                 client
             })
         };

@@ -41,6 +41,17 @@ impl Enqueuer {
         self.merger.submit(jobs, weight).instrument(span).await
     }
 
+    /// Stores one job, if it could be described.
+    pub(crate) async fn enqueue_one(&self, job: Result<NewJob>) -> Result<Enqueued> {
+        let enqueued = self.enqueue(vec![job?]).await?;
+        enqueued.first().copied().ok_or_else(no_answer)
+    }
+
+    /// Stores several jobs, if all could be described.
+    pub(crate) async fn enqueue_many(&self, jobs: Result<Vec<NewJob>>) -> Result<Vec<Enqueued>> {
+        self.enqueue(jobs?).await
+    }
+
     pub(crate) fn session(&self) -> &Arc<Session> {
         self.merger.session()
     }

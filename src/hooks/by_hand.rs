@@ -10,7 +10,7 @@ use crate::clock::monotonic;
 use crate::error::Result;
 use crate::job::JobId;
 use crate::store::Store;
-use crate::worker::WorkerBuilder;
+use crate::worker::Worker;
 use crate::worker::claimer;
 use crate::worker::held::HeldGrant;
 use crate::worker::outcome;
@@ -33,7 +33,7 @@ impl HeldByHand {
     ///
     /// # Errors
     /// If the worker cannot be built.
-    pub async fn claim(worker: WorkerBuilder) -> Result<Option<Self>> {
+    pub async fn claim(worker: Worker) -> Result<Option<Self>> {
         let pool = worker.build()?;
         let claimed = claimer::one(&pool).await;
         Ok(claimed.map(|(held, index)| Self { pool, held, index }))
@@ -87,6 +87,5 @@ impl Drop for HeldByHand {
     fn drop(&mut self) {
         // The pool and what it holds know each other.
         self.pool.end(&self.held, self.index);
-        self.pool.outbox.sweep();
     }
 }

@@ -3,9 +3,47 @@
 use std::time::Duration;
 
 use crate::error::{Error, Verb};
-use crate::job::{JobId, JobRecord, NewJob, QueueName};
-use crate::lease::{FencingToken, Grant};
+use crate::job::{JobId, JobRecord, JobState, Kind, NewJob, QueueName};
+use crate::lease::{Cause, FencingToken, Grant};
 use crate::store::{Controlled, Enqueued, Expiry, Outcome};
+
+/// A job that died, as this process saw it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Death {
+    /// The queue.
+    pub queue: QueueName,
+    /// The job's type.
+    pub kind: Kind,
+    /// The job.
+    pub job: JobId,
+    /// The token of its last lease.
+    pub token: FencingToken,
+    /// Why its last lease expired; none if the job was buried.
+    pub expired: Option<Cause>,
+    /// Why, in words: what the last failure said, or how often its leases expired.
+    pub reason: String,
+}
+
+impl Death {
+    /// The death of a job whose leases expired too often.
+    pub(crate) fn by_expiry(
+        queue: &QueueName,
+        (job, kind): (JobId, &Kind),
+        token: FencingToken,
+        cause: Cause,
+        expiries: u32,
+    ) -> Self {
+        Self {
+            queue: queue.clone(),
+            kind: kind.clone(),
+            job,
+            token,
+            expired: Some(cause),
+            reason: format!("{expiries} leases expired, the last by {}", cause.as_str()),
+        }
+    }
+}
 
 /// Something that happened in this process.
 #[derive(Debug)]
@@ -103,6 +141,15 @@ pub enum Event<'a> {
         /// The crash report.
         expiry: &'a Expiry,
     },
+    /// A job died: it was buried, or its leases expired too often. Follows the [`Settled`] or
+    /// [`Expired`] event that tells how.
+    ///
+    /// [`Settled`]: Self::Settled
+    /// [`Expired`]: Self::Expired
+    Dead {
+        /// Which job, and why.
+        death: &'a Death,
+    },
     /// A handler saved its state.
     Checkpointed {
         /// The queue.
@@ -135,4 +182,35 @@ pub enum Event<'a> {
         /// How many.
         jobs: u64,
     },
+}
+
+impl Event<'_> {
+    /// The death that a settlement or an expiry means.
+    pub(super) fn death(&self) -> Option<Death> {
+        match self {
+            Event::Settled {
+                queue,
+                job,
+                token,
+                outcome: Outcome::Bury { reason },
+                cancel: false,
+                ..
+            } => Some(Death {
+                queue: (*queue).clone(),
+                kind: job.kind.clone(),
+                job: job.id,
+                token: *token,
+                expired: None,
+                reason: reason.clone(),
+            }),
+            Event::Expired { expiry } if expiry.state == JobState::Dead => Some(Death::by_expiry(
+                &expiry.queue,
+                (expiry.job, &expiry.kind),
+                expiry.token,
+                expiry.cause,
+                expiry.expiries,
+            )),
+            _ => None,
+        }
+    }
 }

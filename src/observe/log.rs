@@ -1,6 +1,6 @@
 //! Events as `tracing` records.
 //!
-//! An expiry, a lost lease and an unknown kind are warnings: each is a crash report or a deploy gone
+//! An expiry, a death, a lost lease and an unknown kind are warnings: each is a crash report or a deploy gone
 //! wrong. Everything else is debug.
 
 use tracing::{debug, enabled, warn};
@@ -69,6 +69,12 @@ pub(super) fn record(event: &Event<'_>) {
             warn!(
                 queue = %expiry.queue, kind = %expiry.kind, job = %expiry.job, token = %expiry.token,
                 cause, %owner, %task, expiries = expiry.expiries, now = %expiry.state, "lease expired"
+            );
+        }
+        Event::Dead { death } => {
+            warn!(
+                queue = %death.queue, kind = %death.kind, job = %death.job, token = %death.token,
+                reason = death.reason, "job is dead"
             );
         }
         Event::Checkpointed {

@@ -12,7 +12,7 @@ mod log;
 pub mod metrics;
 pub(crate) mod trace;
 
-pub use event::Event;
+pub use event::{Death, Event};
 
 use crate::worker::slots::caught;
 
@@ -46,9 +46,18 @@ impl Observers {
         }
         let event = event();
         log::record(&event);
+        self.tell(&event);
+        if let Some(death) = event.death() {
+            let event = Event::Dead { death: &death };
+            log::record(&event);
+            self.tell(&event);
+        }
+    }
+
+    fn tell(&self, event: &Event<'_>) {
         for observer in &*self.0 {
-            // Whoever watches must not stop what he watches. The panic hook has told of it.
-            let _ = caught(|| observer.observe(&event));
+            // An observer must not stop what it observes. The panic hook has reported the panic.
+            let _ = caught(|| observer.observe(event));
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::clock::monotonic;
 use crate::context::Context;
 use crate::error::{Result, Verb};
 use crate::handler::Failure;
-use crate::job::{Job, NewJob};
+use crate::job::{IntoJob, NewJob, into_jobs};
 use crate::limits::{self, at_most};
 use crate::store::{Checkpoint, Checkpointed, Enqueued, Outcome, Settlement, Store};
 use crate::worker::held::Stop;
@@ -35,14 +35,14 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
-/// A transaction, borrowed, in which calls of the store can ride: `&rusqlite::Transaction`, or a
+/// A borrowed transaction in which the store can take part: `&rusqlite::Transaction`, or a
 /// reference to any `GenericClient` of `tokio-postgres` that is in one.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no transaction that the store's calls can ride in",
+    message = "`{Self}` is not a transaction that the store can take part in",
     label = "a `&rusqlite::Transaction`, or a reference to a client of `tokio-postgres`",
     note = "of a pool's transaction, pass what it derefs to: `&*tx`"
 )]
-pub trait Within: Sized {
+pub trait TransactionRef: Sized {
     /// What a call gives back: the answer in SQLite, a future of it in PostgreSQL.
     type Answer<T>;
 
@@ -66,11 +66,11 @@ pub trait Within: Sized {
 /// `deadpool_postgres::Transaction`, or a `&tokio_postgres::Client` whose transaction was begun by a
 /// statement.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is no transaction that a job can be completed in",
-    label = "a transaction of `rusqlite` or `tokio-postgres`, given away",
+    message = "`{Self}` is not a transaction that a job can be completed in",
+    label = "a transaction of `rusqlite` or `tokio-postgres`, by value",
     note = "`complete_in` commits: pass `tx`, not `&tx`"
 )]
-pub trait Whole: Sized {
+pub trait OwnedTransaction: Sized {
     /// What a call gives back: the answer in SQLite, a future of it in PostgreSQL.
     type Answer<T>;
 
@@ -85,11 +85,11 @@ impl Context {
     /// # Errors
     /// Ends the handler by `?`: as lost if the lease is somebody else's, as a failure if the store is
     /// not in the transaction's database. Drop the transaction then.
-    pub fn checkpoint_in<W: Within, T: Serialize>(
+    pub fn save_checkpoint_in<X: TransactionRef, T: Serialize>(
         &self,
-        tx: W,
+        tx: X,
         state: &T,
-    ) -> W::Answer<Result<(), Failure>> {
+    ) -> X::Answer<Result<(), Failure>> {
         let bytes = serde_json::to_vec(state).map_err(Failure::from);
         let bytes = bytes.and_then(|bytes| {
             at_most("checkpoint", bytes.len(), limits::CHECKPOINT_BYTES, "bytes")?;
@@ -136,21 +136,34 @@ async fn debit(job: Debit, ctx: Context) -> Result<(), Failure> {
     /// Ends the handler by `?`, and the transaction is rolled back: as lost if the lease is somebody
     /// else's, otherwise as a failure. If only the answer to the commit was lost and the job is
     /// completed, the settlement of that failure is refused and changes nothing.
-    pub fn complete_in<W: Whole>(&self, tx: W) -> W::Answer<Result<(), Failure>> {
+    pub fn complete_in<T: OwnedTransaction>(&self, tx: T) -> T::Answer<Result<(), Failure>> {
         tx.complete(self)
     }
 
-    /// Enqueues another job in the caller's transaction: it is there if, and when, that commits. The
+    /// Enqueues another job in the caller's transaction: it exists if, and when, that commits. The
     /// store's ledger counts it then; the counters of this process do not. In PostgreSQL, to be
     /// awaited.
     ///
     /// # Errors
     /// As [`Client::enqueue_in`].
-    pub fn enqueue_in<W: Within, J: Job>(&self, tx: W, job: &J) -> W::Answer<Result<Enqueued>> {
-        let jobs = NewJob::of(job).map(|job| vec![job]);
-        tx.enqueue(self.pool().store(), jobs, |jobs| {
-            jobs.first().copied().ok_or_else(no_answer)
-        })
+    pub fn enqueue_in<T: TransactionRef, M>(
+        &self,
+        tx: T,
+        job: impl IntoJob<M>,
+    ) -> T::Answer<Result<Enqueued>> {
+        enqueue_one(self.pool().store(), tx, job.into_job())
+    }
+
+    /// Enqueues other jobs in the caller's transaction.
+    ///
+    /// # Errors
+    /// As [`Client::enqueue_in`].
+    pub fn enqueue_many_in<T: TransactionRef, M>(
+        &self,
+        tx: T,
+        jobs: impl IntoIterator<Item: IntoJob<M>>,
+    ) -> T::Answer<Result<Vec<Enqueued>>> {
+        tx.enqueue(self.pool().store(), into_jobs(jobs), Ok)
     }
 
     /// The checkpoint that `bytes` make.
@@ -187,19 +200,41 @@ async fn debit(job: Debit, ctx: Context) -> Result<(), Failure> {
 }
 
 impl Client {
-    /// Stores jobs in the caller's transaction, on the caller's connection to the store's database:
-    /// they are there if, and when, that commits. Workers of this and other processes see them within
-    /// a second. The store's ledger counts them then; the counters of this process do not. In
+    /// Stores a job in the caller's transaction, on the caller's connection to the store's database:
+    /// it exists if, and when, that commits. Workers of this and other processes see it within a
+    /// second. The store's ledger counts it then; the counters of this process do not. In
     /// PostgreSQL, to be awaited.
     ///
     /// # Errors
     /// `InvalidInput` names the field and the limit, also for a transaction of another database;
     /// `Unsupported` for a store of another engine. Nothing is stored then.
-    pub fn enqueue_in<W: Within>(
+    pub fn enqueue_in<T: TransactionRef, M>(
         &self,
-        tx: W,
-        jobs: Vec<NewJob>,
-    ) -> W::Answer<Result<Vec<Enqueued>>> {
-        tx.enqueue(self.store(), Ok(jobs), Ok)
+        tx: T,
+        job: impl IntoJob<M>,
+    ) -> T::Answer<Result<Enqueued>> {
+        enqueue_one(self.store(), tx, job.into_job())
     }
+
+    /// Stores jobs in the caller's transaction: as [`enqueue_in`](Self::enqueue_in).
+    ///
+    /// # Errors
+    /// As [`enqueue_in`](Self::enqueue_in).
+    pub fn enqueue_many_in<T: TransactionRef, M>(
+        &self,
+        tx: T,
+        jobs: impl IntoIterator<Item: IntoJob<M>>,
+    ) -> T::Answer<Result<Vec<Enqueued>>> {
+        tx.enqueue(self.store(), into_jobs(jobs), Ok)
+    }
+}
+
+fn enqueue_one<T: TransactionRef>(
+    store: &Arc<dyn Store>,
+    tx: T,
+    job: Result<NewJob>,
+) -> T::Answer<Result<Enqueued>> {
+    tx.enqueue(store, job.map(|job| vec![job]), |jobs| {
+        jobs.first().copied().ok_or_else(no_answer)
+    })
 }

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio_postgres::{Client, GenericClient, Transaction};
 
-use super::{Whole, Within};
+use super::{OwnedTransaction, TransactionRef};
 use crate::context::Context;
 use crate::ending::{Ending, native};
 use crate::error::{Result, Verb};
@@ -19,7 +19,7 @@ type Awaited<'t, T> = Pin<Box<dyn Future<Output = T> + Send + 't>>;
 
 macro_rules! within {
     ($($client:ty => $generic:ty),*) => {$(
-        impl<'t> Within for &'t $client {
+        impl<'t> TransactionRef for &'t $client {
             type Answer<T> = Awaited<'t, T>;
 
             fn checkpoint(
@@ -62,7 +62,7 @@ within!(
 
 macro_rules! whole {
     ($($transaction:ty),*) => {$(
-        impl<'t> Whole for $transaction {
+        impl<'t> OwnedTransaction for $transaction {
             type Answer<T> = Awaited<'t, T>;
 
             fn complete(self, ctx: &Context) -> Awaited<'t, Result<(), Failure>> {

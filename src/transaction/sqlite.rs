@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use rusqlite::Transaction;
 
-use super::{Whole, Within};
+use super::{OwnedTransaction, TransactionRef};
 use crate::calls::enqueue::named;
 use crate::context::Context;
 use crate::ending::{Ending, native};
@@ -29,7 +29,7 @@ impl Context {
     }
 }
 
-impl Within for &Transaction<'_> {
+impl TransactionRef for &Transaction<'_> {
     type Answer<T> = T;
 
     fn checkpoint(self, ctx: &Context, state: Result<Bytes, Failure>) -> Result<(), Failure> {
@@ -49,7 +49,7 @@ impl Within for &Transaction<'_> {
     }
 }
 
-impl Whole for Transaction<'_> {
+impl OwnedTransaction for Transaction<'_> {
     type Answer<T> = T;
 
     fn complete(self, ctx: &Context) -> Result<(), Failure> {

@@ -48,6 +48,11 @@ pub(crate) async fn claimer(pool: Arc<Pool>) {
     let mut claimer = Claimer::new(pool);
     let drain = claimer.pool.drain.clone();
     while !drain.is_cancelled() {
+        if claimer.pool.is_paused() {
+            give_back(&claimer.pool);
+            claimer.pool.until_resumed().await;
+            continue;
+        }
         claimer.give_back_stale();
         let want = claimer.want();
         let shares = claimer.shares(want);
@@ -371,7 +376,10 @@ impl Claimer {
             () = pool.give_up.cancelled() => return None,
         };
         match answer {
-            Answer::Known(claimed) => Some((claimed, is_along.load(Ordering::Relaxed))),
+            Answer::Known(claimed) => {
+                pool.heard();
+                Some((claimed, is_along.load(Ordering::Relaxed)))
+            }
             // Whatever was granted expires by itself.
             Answer::Lost => None,
             Answer::Refused(error) | Answer::GaveUp(error) => {

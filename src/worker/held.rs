@@ -100,7 +100,7 @@ struct Rare {
     /// The number of checkpoints saved.
     seq: AtomicU64,
     /// What the handler leaves behind.
-    result: OnceLock<Bytes>,
+    result: Mutex<Option<Bytes>>,
     /// The verdict on a completion that was committed in the handler's own transaction.
     completed: OnceLock<Verdict>,
     progress: Mutex<Option<Progress>>,
@@ -190,7 +190,7 @@ impl HeldLease {
             let saved = self.job.checkpoint.as_ref();
             Box::new(Rare {
                 seq: AtomicU64::new(saved.map_or(0, |saved| saved.seq)),
-                result: OnceLock::new(),
+                result: Mutex::default(),
                 completed: OnceLock::new(),
                 progress: Mutex::default(),
                 stop_signal: StopSignal::default(),
@@ -203,13 +203,22 @@ impl HeldLease {
         self.rare().seq.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Leaves a result. The first one stands.
+    /// Leaves a result, in place of any before.
     pub(crate) fn set_result(&self, result: Bytes) {
-        let _ = self.rare().result.set(result);
+        let mut place = self
+            .rare()
+            .result
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *place = Some(result);
     }
 
     pub(crate) fn result(&self) -> Option<Bytes> {
-        self.rare.get()?.result.get().cloned()
+        let result = &self.rare.get()?.result;
+        result
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Tells the handler to stop. Returns true if this reason is graver than any earlier one.

@@ -11,7 +11,10 @@
 
 pub(crate) mod claimer;
 mod counts;
+mod deaths;
+#[doc(hidden)]
 pub mod executor;
+mod handle;
 pub(crate) mod held;
 pub(crate) mod lost;
 pub(crate) mod outcome;
@@ -31,6 +34,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
 
 use self::executor::{Executor, OwnThread};
 use crate::calls::checkpoint::SaveCheckpoints;
@@ -40,25 +44,30 @@ use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::handler::{AnyHandler, Handler, Typed};
 use crate::job::{Job, Kind, QueueName};
+use crate::layer::{Layer, Layered, StateMap};
 use crate::lease::LeaseTerms;
 use crate::limits::{self, at_most, duration, positive, without_zero};
 use crate::observe::metrics::{KindMeter, QueueMeter};
 use crate::observe::{Observer, Observers};
 use crate::retry::RetryPolicy;
+use crate::worker::deaths::{DeathHook, Deaths};
 use crate::worker::pool::{Plan, Pool, PoolKind, PoolQueue, part};
+
+pub use self::handle::{DrainReport, QueueStats, WorkerHandle, WorkerHealth, WorkerStats};
+pub use crate::observe::Death;
 
 /// One queue that a worker claims from, and what holds for its jobs.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct QueueConfig {
     name: String,
+    slots: Option<usize>,
     weight: f64,
     terms: Option<LeaseTerms>,
     retry: Option<RetryPolicy>,
     max_failures: Option<u32>,
     timeout: Option<Duration>,
     stall_limit: Option<Duration>,
-    slots: Option<usize>,
 }
 
 impl QueueConfig {
@@ -66,13 +75,13 @@ impl QueueConfig {
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
+            slots: None,
             weight: 1.0,
             terms: None,
             retry: None,
             max_failures: None,
             timeout: None,
             stall_limit: None,
-            slots: None,
         }
     }
 
@@ -90,42 +99,59 @@ impl QueueConfig {
         self
     }
 
-    /// Its lease terms.
+    /// Its lease terms, where a job names none.
     pub fn terms(mut self, terms: LeaseTerms) -> Self {
         self.terms = Some(terms);
         self
     }
 
-    /// Its retry policy.
+    /// The wait between failures, where a job names none.
     pub fn retry(mut self, retry: RetryPolicy) -> Self {
         self.retry = Some(retry);
         self
     }
 
-    /// Failures after which a job is dead.
+    /// Failures after which a job is dead, where the job names none. (`max_expiries` is stored with
+    /// each job, because the store counts expiries while no worker is there: see
+    /// [`JobOptions`](crate::job::JobOptions).)
     pub fn max_failures(mut self, failures: u32) -> Self {
         self.max_failures = Some(failures);
         self
     }
 
-    /// How long one run may take.
+    /// How long one run may take, where a job names nothing.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// How long a run may go without progress.
+    /// How long a run may go without progress, where a job names nothing.
     pub fn stall_limit(mut self, limit: Duration) -> Self {
         self.stall_limit = Some(limit);
         self
     }
 }
 
-/// Describes a worker. Made by [`Client::worker`].
+/// A kind of job that a worker handles.
+struct Handled {
+    kind: &'static str,
+    /// Where its jobs are.
+    queue: String,
+    handler: Box<dyn AnyHandler>,
+}
+
+/// A worker, described and then run. Made by [`Client::worker`].
+///
+/// [`run`](Self::run) works until the process is asked to end, [`run_until`](Self::run_until) until
+/// a future of yours resolves, and [`start`](Self::start) in the background, with a
+/// [`WorkerHandle`] to drain it, to pause it, and to ask how it is.
 #[must_use = "a worker does nothing until it is run"]
-pub struct WorkerBuilder {
+pub struct Worker {
     client: Client,
-    handlers: Vec<(&'static str, &'static str, Box<dyn AnyHandler>)>,
+    handlers: Vec<Handled>,
+    layers: Vec<Arc<dyn Layer>>,
+    state: StateMap,
+    death_hooks: Vec<DeathHook>,
     queues: Vec<QueueConfig>,
     slots: usize,
     prefetch: usize,
@@ -142,12 +168,15 @@ pub struct WorkerBuilder {
     executor: Arc<dyn Executor>,
 }
 
-impl WorkerBuilder {
+impl Worker {
     pub(crate) fn new(client: Client) -> Self {
         Self {
             observers: client.observers.clone(),
             client,
             handlers: Vec::new(),
+            layers: Vec::new(),
+            state: StateMap::default(),
+            death_hooks: Vec::new(),
             queues: Vec::new(),
             slots: 16,
             prefetch: limits::PREFETCH,
@@ -165,14 +194,66 @@ impl WorkerBuilder {
     }
 
     /// Works jobs of type `J` with this handler. One handler per kind.
-    pub fn handle<J: Job, H: Handler<J>>(mut self, handler: H) -> Self {
-        self.handlers
-            .push((J::KIND, J::QUEUE, Box::new(Typed::<J, H>::new(handler))));
+    pub fn handle<J: Job, H: Handler<J>>(self, handler: H) -> Self {
+        self.handle_in(J::QUEUE, handler)
+    }
+
+    /// Works jobs of type `J` that are enqueued to another queue than [`Job::QUEUE`].
+    pub fn handle_in<J: Job, H: Handler<J>>(
+        mut self,
+        queue: impl Into<String>,
+        handler: H,
+    ) -> Self {
+        self.handlers.push(Handled {
+            kind: J::KIND,
+            queue: queue.into(),
+            handler: Box::new(Typed::<J, H>::new(handler)),
+        });
+        self
+    }
+
+    /// Wraps every run of every handler. The layer that is added first is the outermost.
+    pub fn layer(mut self, layer: impl Layer) -> Self {
+        self.layers.push(Arc::new(layer));
+        self
+    }
+
+    /// Gives all handlers and layers something to share: a connection pool, a configuration. They
+    /// find it by its type, with [`Context::state`](crate::Context::state). A second one of the same
+    /// type replaces the first.
+    pub fn state<T: Send + Sync + 'static>(mut self, state: T) -> Self {
+        self.state.insert(state);
+        self
+    }
+
+    /// Calls this for every job that this worker sees die: buried by its handler or by its retry
+    /// policy, or dead because its leases expired too often.
+    ///
+    /// Whoever finds that a lease has expired sees the death, and that may be another worker: set the
+    /// same hook on all workers. A worker that dies right after the store has stored the death calls
+    /// nothing, so for what must not be missed look at the dead jobs themselves, too
+    /// ([`Client::jobs`]). The calls of a worker run beside its work; a drain waits for them.
+    ///
+    /// ```
+    /// # use leasehold::{Client, Context, Failure};
+    /// # async fn example(client: Client) {
+    /// let worker = client.worker().on_dead(|death| async move {
+    ///     eprintln!("{} {} is dead: {}", death.kind, death.job, death.reason);
+    /// });
+    /// # }
+    /// ```
+    pub fn on_dead<F, Fut>(mut self, hook: F) -> Self
+    where
+        F: Fn(Death) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        self.death_hooks
+            .push(Box::new(move |death| Box::pin(hook(death))));
         self
     }
 
     /// Claims from this queue. Without any, the queues of the handled jobs are used; once one is
-    /// named, only those that are named.
+    /// named, only those that are named, and the queue of every handler must be among them.
     pub fn queue(self, name: impl Into<String>) -> Self {
         self.queue_with(QueueConfig::new(name))
     }
@@ -196,7 +277,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// Lease terms: 60 s by default.
+    /// Lease terms, where neither job nor queue says otherwise. 60 s by default.
     pub fn terms(mut self, terms: LeaseTerms) -> Self {
         self.terms = terms;
         self
@@ -208,13 +289,13 @@ impl WorkerBuilder {
         self
     }
 
-    /// Failures after which a job is dead. 10 by default.
+    /// Failures after which a job is dead, where neither job nor queue says otherwise. 10 by default.
     pub fn max_failures(mut self, failures: u32) -> Self {
         self.max_failures = failures;
         self
     }
 
-    /// How long one run may take. Unlimited by default: the lease of a dead worker ends by itself,
+    /// How long one run may take, where neither job nor queue says otherwise. Unlimited by default: the lease of a dead worker ends by itself,
     /// and a stall limit catches one that hangs.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -259,6 +340,7 @@ impl WorkerBuilder {
     }
 
     /// Where the renewer runs. A thread of its own by default.
+    #[doc(hidden)]
     pub fn executor(mut self, executor: impl Executor) -> Self {
         self.executor = Arc::new(executor);
         self
@@ -268,7 +350,7 @@ impl WorkerBuilder {
     ///
     /// # Errors
     /// As [`run_until`](Self::run_until).
-    pub async fn run(self) -> Result<Report> {
+    pub async fn run(self) -> Result<DrainReport> {
         self.run_until(shutdown_signal()).await
     }
 
@@ -284,10 +366,36 @@ impl WorkerBuilder {
     ///
     /// # Panics
     /// If the runtime has no timers (`enable_time`).
-    pub async fn run_until(self, stop: impl Future<Output = ()> + Send) -> Result<Report> {
+    pub async fn run_until(self, stop: impl Future<Output = ()> + Send) -> Result<DrainReport> {
+        let (pool, executor, deaths) = self.prepare()?;
+        run_pool(&pool, &*executor, deaths, stop).await
+    }
+
+    /// Works in the background, in tasks of the current runtime, until its handle is told to
+    /// [drain](WorkerHandle::drain).
+    ///
+    /// # Errors
+    /// If the worker cannot start: a typed error that names the setting to change.
+    ///
+    /// # Panics
+    /// Outside of a Tokio runtime.
+    pub fn start(self) -> Result<WorkerHandle> {
+        let (pool, executor, deaths) = self.prepare()?;
+        let own = Arc::clone(&pool);
+        let worker =
+            async move { run_pool(&own, &*executor, deaths, std::future::pending()).await };
+        Ok(WorkerHandle::spawn(pool, worker))
+    }
+
+    /// Checks the description, and makes of it what runs.
+    fn prepare(mut self) -> Result<(Arc<Pool>, Arc<dyn Executor>, Option<Deaths>)> {
         let executor = Arc::clone(&self.executor);
+        let deaths = Deaths::told_to(std::mem::take(&mut self.death_hooks));
+        if let Some(deaths) = &deaths {
+            self.observers = self.observers.with(deaths.observer());
+        }
         let pool = self.build().map_err(|e| e.during(Verb::Run))?;
-        run_pool(&pool, &*executor, stop).await
+        Ok((pool, executor, deaths))
     }
 
     pub(crate) fn build(self) -> Result<Arc<Pool>> {
@@ -301,7 +409,9 @@ impl WorkerBuilder {
         }
         let queues = self.pool_queues()?;
         let mut kinds: Vec<PoolKind> = Vec::with_capacity(self.handlers.len());
-        for (kind, _, handler) in self.handlers {
+        let layers: Arc<[Arc<dyn Layer>]> = self.layers.into();
+        for Handled { kind, handler, .. } in self.handlers {
+            let handler = Layered::around(handler, &layers);
             let name = Kind::new(kind)?;
             if kinds.iter().any(|kind| kind.name == name) {
                 let found = format!("two for kind {kind:?}");
@@ -343,6 +453,7 @@ impl WorkerBuilder {
             grace: self.grace,
             drain_grace: self.drain_grace,
             observers: self.observers,
+            state: self.state,
         };
         let session = Arc::clone(self.client.enqueuer.session());
         let checkpoints = Merger::new(SaveCheckpoints, session);
@@ -357,12 +468,13 @@ impl WorkerBuilder {
     fn pool_queues(&self) -> Result<Vec<PoolQueue>> {
         let mut configs = self.queues.clone();
         if configs.is_empty() {
-            for (_, queue, _) in &self.handlers {
+            for Handled { queue, .. } in &self.handlers {
                 if !configs.iter().any(|config| config.name == *queue) {
-                    configs.push(QueueConfig::new(*queue));
+                    configs.push(QueueConfig::new(queue));
                 }
             }
         }
+        at_most("queues", configs.len(), limits::QUEUES, "queues")?;
         let mut queues: Vec<PoolQueue> = Vec::with_capacity(configs.len());
         for config in configs {
             let name = QueueName::new(&config.name)?;
@@ -373,6 +485,19 @@ impl WorkerBuilder {
             if !(config.weight.is_finite() && config.weight > 0.0) {
                 return Err(Error::invalid("weight", config.weight, "a number above 0"));
             }
+            if let Some(slots) = config.slots
+                && !(1..=self.slots).contains(&slots)
+            {
+                let found = format!("{slots} for queue {name:?}");
+                let allowed = format!("1 to the worker's {}", self.slots);
+                return Err(Error::invalid("slots", found, allowed));
+            }
+            let max_failures = config.max_failures.unwrap_or(self.max_failures);
+            if max_failures == 0 {
+                return Err(Error::invalid("max_failures", 0, "at least 1"));
+            }
+            let retry = config.retry.unwrap_or(self.retry);
+            retry.validate()?;
             let terms = config.terms.unwrap_or(self.terms);
             terms.validate().map_err(|e| e.during(Verb::Run))?;
             let timeout = config.timeout.or(self.timeout);
@@ -389,21 +514,30 @@ impl WorkerBuilder {
                 name,
                 weight: config.weight,
                 terms,
-                retry: config.retry.unwrap_or(self.retry),
-                max_failures: config.max_failures.unwrap_or(self.max_failures),
+                retry,
+                max_failures,
                 timeout,
                 stall_limit,
                 slots: config.slots,
             });
         }
+        let is_claimed = |name: &str| queues.iter().any(|queue| queue.name.as_str() == name);
+        for Handled { kind, queue, .. } in &self.handlers {
+            if !is_claimed(queue) {
+                let found = format!("kind {kind:?} in queue {queue:?}, which is not claimed");
+                let allowed = "kinds of the named queues: name this one, too, or say where else the \
+                               jobs are with `handle_in`";
+                return Err(Error::invalid("handlers", found, allowed));
+            }
+        }
         Ok(queues)
     }
 }
 
-impl fmt::Debug for WorkerBuilder {
+impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kinds: Vec<_> = self.handlers.iter().map(|(kind, ..)| kind).collect();
-        f.debug_struct("WorkerBuilder")
+        let kinds: Vec<_> = self.handlers.iter().map(|handled| handled.kind).collect();
+        f.debug_struct("Worker")
             .field("kinds", &kinds)
             .field("queues", &self.queues)
             .field("slots", &self.slots)
@@ -412,25 +546,15 @@ impl fmt::Debug for WorkerBuilder {
     }
 }
 
-/// What a worker left behind.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct Report {
-    /// Handlers that ended.
-    pub finished: u64,
-    /// Leases that were not settled when the worker gave up: their handlers could not be dropped,
-    /// or the store did not answer. They expire.
-    pub unsettled: usize,
-}
-
 /// How long after the last handler the store may take to answer.
 const SETTLE_LIMIT: Duration = Duration::from_secs(10);
 
 async fn run_pool(
     pool: &Arc<Pool>,
     executor: &dyn Executor,
+    deaths: Option<Deaths>,
     stop: impl Future<Output = ()> + Send,
-) -> Result<Report> {
+) -> Result<DrainReport> {
     // Panics here, where it is seen, if the runtime has no timers: each part would, unseen.
     drop(tokio::time::sleep(Duration::ZERO));
     let own = || Arc::clone(pool);
@@ -450,6 +574,11 @@ async fn run_pool(
     parts.spawn(part(own(), "reaper", reaper::reaper(own())));
     parts.spawn(part(own(), "pruner", pruner::pruner(own())));
     parts.spawn(part(own(), "meter", measure(own())));
+    let mut hooks = JoinSet::new();
+    let no_more_deaths = CancellationToken::new();
+    if let Some(deaths) = deaths {
+        hooks.spawn(part(own(), "on_dead", deaths.call(no_more_deaths.clone())));
+    }
     let mut claimers = JoinSet::new();
     claimers.spawn(part(own(), "claimer", claimer::claimer(own())));
     // Whoever drops this future half way takes everything down with it; the leases expire.
@@ -485,6 +614,8 @@ async fn run_pool(
             pool.outbox.flush_all();
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
+        no_more_deaths.cancel();
+        hooks.join_next().await;
     });
     let _ = drained.await;
     drop(renewing);
@@ -492,7 +623,7 @@ async fn run_pool(
         tracing::error!(%error, "the worker could not go on");
         return Err(error.duplicate());
     }
-    let report = Report {
+    let report = DrainReport {
         finished: pool.counts.finished(),
         unsettled: pool.board.leases(),
     };

@@ -4,7 +4,7 @@
 //! that ends a lease comes through [`Pool::end`], once.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Verb};
 use crate::handler::AnyHandler;
 use crate::job::{Kind, QueueName};
+use crate::layer::StateMap;
 use crate::lease::LeaseTerms;
 use crate::observe::Observers;
 use crate::observe::metrics::{KindMeter, PoolMeter, QueueMeter};
@@ -85,6 +86,8 @@ pub(crate) struct Pool {
     pub(crate) outbox: Outbox,
     pub(crate) suspects: Arc<SuspectGate>,
     pub(crate) observers: Observers,
+    /// What the handlers share.
+    pub(crate) state: StateMap,
     pub(crate) meter: Arc<PoolMeter>,
     /// Leases that wait for a slot. Filled by the claimer, emptied by the slots.
     buffer: Mutex<VecDeque<BufferedLease>>,
@@ -101,6 +104,15 @@ pub(crate) struct Pool {
     pub(crate) low_water: AtomicUsize,
     /// Wakes the renewer's two halves: a grant with a shorter term than usual has arrived.
     pub(crate) short_term: [Notify; 2],
+    /// The claimer rests until it is told to go on.
+    paused: AtomicBool,
+    resumed: Notify,
+    /// When the store last answered a claim or a renewal; zero before.
+    pub(crate) answered: AtomicU64,
+    /// When a renewal last succeeded; zero before.
+    pub(crate) renewed: AtomicU64,
+    /// Renewal calls that failed since.
+    pub(crate) failed_renewals: AtomicU32,
     /// The pool stops claiming.
     pub(crate) drain: CancellationToken,
     /// The same without a lock, for the look that is taken for each job.
@@ -124,6 +136,7 @@ pub(crate) struct Plan {
     pub(crate) grace: Duration,
     pub(crate) drain_grace: Duration,
     pub(crate) observers: Observers,
+    pub(crate) state: StateMap,
 }
 
 impl Pool {
@@ -160,12 +173,18 @@ impl Pool {
             board: Board::default(),
             suspects,
             observers: plan.observers,
+            state: plan.state,
             buffer: Mutex::default(),
             busy: AtomicUsize::new(0),
             work: Notify::new(),
             room: Notify::new(),
             low_water: AtomicUsize::new(0),
             short_term: Default::default(),
+            paused: AtomicBool::new(false),
+            resumed: Notify::new(),
+            answered: AtomicU64::new(0),
+            renewed: AtomicU64::new(0),
+            failed_renewals: AtomicU32::new(0),
             drain: CancellationToken::new(),
             drains: AtomicBool::new(false),
             drain_at: OnceLock::new(),
@@ -290,6 +309,49 @@ impl Pool {
         if buffered < low && self.low_water.swap(0, Ordering::AcqRel) != 0 {
             self.room.notify_one();
         }
+    }
+
+    pub(crate) fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn pause(&self) {
+        self.paused.store(true, Ordering::Release);
+        self.room.notify_one();
+    }
+
+    pub(crate) fn resume(&self) {
+        self.paused.store(false, Ordering::Release);
+        self.resumed.notify_one();
+    }
+
+    /// Waits while the pool is paused.
+    pub(crate) async fn until_resumed(&self) {
+        while self.is_paused() {
+            tokio::select! {
+                biased;
+                () = self.drain.cancelled() => return,
+                () = self.resumed.notified() => {}
+            }
+        }
+    }
+
+    /// The store has answered.
+    pub(crate) fn heard(&self) {
+        let now = self.clock.stamp(monotonic());
+        self.answered.store(now, Ordering::Release);
+    }
+
+    /// The store has answered a renewal, or has not.
+    pub(crate) fn heard_renewal(&self, succeeded: bool) {
+        if !succeeded {
+            self.failed_renewals.fetch_add(1, Ordering::AcqRel);
+            return;
+        }
+        self.heard();
+        let now = self.answered.load(Ordering::Acquire);
+        self.renewed.store(now, Ordering::Release);
+        self.failed_renewals.store(0, Ordering::Release);
     }
 
     /// Stops claiming, and tells every handler.

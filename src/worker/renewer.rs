@@ -27,7 +27,7 @@ use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::lease::{Cause, FencingToken, Progress};
 use crate::limits;
-use crate::observe::{Event, metrics};
+use crate::observe::{Death, Event, metrics};
 use crate::store::{Beat, Renewal, Store};
 
 /// Renews until it is dropped.
@@ -204,10 +204,11 @@ async fn renew(
     let span = tracing::debug_span!("store.renew", grants = beats.len());
     let answer = timed(limit, store.renew(beats)).instrument(span).await;
     let took = sent.elapsed();
+    pool.heard_renewal(answer.is_ok());
     match answer {
         Ok(renewals) => {
             pool.meter.renewed(took);
-            count_lapsed(due, &lapsed);
+            count_lapsed(pool, due, &lapsed);
             for (held, shown) in due.iter().zip(&shown) {
                 progress_seen(held, shown);
             }
@@ -246,7 +247,7 @@ fn progress_seen(held: &HeldGrant, shown: &[(FencingToken, Progress)]) {
 }
 
 /// What the holder lets lapse expires in this very call, and no claim will report it.
-fn count_lapsed(due: &[Arc<HeldGrant>], lapsed: &[Vec<FencingToken>]) {
+fn count_lapsed(pool: &Pool, due: &[Arc<HeldGrant>], lapsed: &[Vec<FencingToken>]) {
     for (held, tokens) in due
         .iter()
         .zip(lapsed)
@@ -258,7 +259,14 @@ fn count_lapsed(due: &[Arc<HeldGrant>], lapsed: &[Vec<FencingToken>]) {
             .filter(|lease| tokens.contains(&lease.token))
         {
             lease.has_lapsed();
-            metrics::expired(&held.grant.queue, &lease.job.kind, Cause::Stalled);
+            let (queue, job, cause) = (&held.grant.queue, &*lease.job, Cause::Stalled);
+            metrics::expired(queue, &job.kind, cause);
+            let expiries = job.expiries.saturating_add(1);
+            if expiries >= job.options.max_expiries {
+                let id = (job.id, &job.kind);
+                let death = Death::by_expiry(queue, id, lease.token, cause, expiries);
+                pool.observers.emit(|| Event::Dead { death: &death });
+            }
         }
     }
 }

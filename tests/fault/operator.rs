@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::JobId;
 use leasehold::inspect::QueueView;
-use leasehold::store::{Command, LeaseSelect};
+use leasehold::store::{ControlCommand, LeaseSelect};
 use rustix::process::Signal;
 
 use crate::MACHINE;
@@ -56,8 +56,13 @@ async fn manual_recovery() {
 
     // Twice at once, and of what is not there or has ended.
     let revoke = |select| {
-        let command = Command::Revoke(select);
-        stage.world.client.control(command, "ada", "it hangs")
+        let command = ControlCommand::Revoke(select);
+        stage
+            .world
+            .client
+            .operator("ada")
+            .because("it hangs")
+            .command(command)
     };
     let revoked = Instant::now();
     let owner = || LeaseSelect::Owner("first".into());

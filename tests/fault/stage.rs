@@ -128,7 +128,7 @@ impl Stage {
             }
         });
         let jobs = jobs.collect();
-        self.world.client.enqueue_all(jobs).await.unwrap();
+        self.world.client.enqueue_many(jobs).await.unwrap();
     }
 
     /// Naps of up to `millis`.

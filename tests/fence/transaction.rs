@@ -8,7 +8,7 @@ use std::time::Duration;
 use leasehold::inspect::Ledger;
 use leasehold::job::JobState;
 use leasehold::observe::Event;
-use leasehold::store::{Command, LeaseSelect, SqliteStore};
+use leasehold::store::{ControlCommand, LeaseSelect, SqliteStore};
 use leasehold::{Client, Context, ErrorKind, Failure, MemoryStore, NewJob};
 use rusqlite::{Connection, DropBehavior};
 use tempfile::TempDir;
@@ -76,7 +76,7 @@ fn pay(db: &Connection, run: usize) -> rusqlite::Result<usize> {
 async fn a_committed_completion_needs_no_other_settlement_and_no_renewal_takes_it_for_lost() {
     let world = World::new();
     let jobs = vec![NewJob::of(&Pay::default()).unwrap(); 2];
-    let jobs = world.client.enqueue_all(jobs).await.unwrap();
+    let jobs = world.client.enqueue_many(jobs).await.unwrap();
     let renewals = Arc::clone(&world.renewals);
     let handler = move |mut db: Connection, ctx: Context, run: usize| {
         let renewals = Arc::clone(&renewals);
@@ -84,7 +84,7 @@ async fn a_committed_completion_needs_no_other_settlement_and_no_renewal_takes_i
             if run == 0 {
                 let tx = db.transaction()?;
                 pay(&tx, run)?;
-                ctx.checkpoint_in(&tx, &"half way")?;
+                ctx.save_checkpoint_in(&tx, &"half way")?;
                 ctx.set_result(&42)?;
                 ctx.complete_in(tx)?;
             }
@@ -183,13 +183,13 @@ async fn a_transaction_that_is_not_committed_has_done_nothing() {
                 ctx.complete_in(tx)
             }
             1 => {
-                ctx.checkpoint_in(&tx, &1)?;
+                ctx.save_checkpoint_in(&tx, &1)?;
                 ctx.enqueue_in(&tx, &Pay::default())?;
                 drop(tx);
                 Err(Failure::from("changed its mind"))
             }
             _ => {
-                assert!(ctx.saved().is_none());
+                assert!(ctx.saved_checkpoint().is_none());
                 ctx.complete_in(tx)
             }
         }
@@ -209,8 +209,12 @@ async fn a_stale_owners_whole_transaction_is_rolled_back() {
         let client = client.clone();
         async move {
             if run == 0 {
-                let revoke = Command::Revoke(LeaseSelect::Job(id));
-                client.control(revoke, "test", "stale").await?;
+                let revoke = ControlCommand::Revoke(LeaseSelect::Job(id));
+                client
+                    .operator("test")
+                    .because("stale")
+                    .command(revoke)
+                    .await?;
             }
             let mut tx = db.transaction()?;
             // Even if the caller would have it committed.

@@ -47,6 +47,18 @@ fn hello() {
 }
 
 #[test]
+fn layers() {
+    let lines = [
+        "charge, attempt 1: done (in time: true)",
+        "charge, attempt 1: a charge of nothing (in time: true)",
+        "dead: charge: a charge of nothing",
+        "healthy: true",
+        "3 runs, 0 unsettled",
+    ];
+    expect("layers", &lines);
+}
+
+#[test]
 fn trait_handler() {
     let lines = [
         "me@example.org -> a@example.org from queue outgoing",

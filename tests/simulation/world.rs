@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::inspect;
-use leasehold::{Report, Result, Store};
+use leasehold::{DrainReport, Result, Store};
 use leasehold_conformance::RecordingStore;
 use leasehold_conformance::checker::check;
 use leasehold_conformance::history::{Event, Final, History};
@@ -49,7 +49,7 @@ struct Host {
     started: Duration,
     epoch: Instant,
     drain: Option<oneshot::Sender<()>>,
-    done: JoinHandle<Result<Option<Report>>>,
+    done: JoinHandle<Result<Option<DrainReport>>>,
     frozen_until: Option<Duration>,
 }
 
@@ -152,7 +152,7 @@ impl World {
         host: usize,
         runtime: Runtime,
         drain: Option<oneshot::Sender<()>>,
-        done: JoinHandle<Result<Option<Report>>>,
+        done: JoinHandle<Result<Option<DrainReport>>>,
     ) {
         let epoch = runtime.block_on(async { Instant::now() });
         self.hosts[host] = Some(Host {

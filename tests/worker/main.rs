@@ -5,6 +5,7 @@
 #![allow(clippy::disallowed_methods, reason = "it measures the real time")]
 
 mod edges;
+mod face;
 mod metrics;
 mod races;
 mod runs;

@@ -22,7 +22,7 @@ use leasehold::inspect::{AuditView, QueueView};
 use leasehold::job::{JobId, JobState, Key, QueueName};
 use leasehold::lease::{FencingToken, Nonce, Receipt, Verdict};
 use leasehold::store::{
-    Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, Command, Controlled,
+    Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlCommand, Controlled,
     EnqueueRequest, Enqueued, Expiry, Outcome, Renewal, RequestId, SettleRequest, Store,
 };
 
@@ -90,7 +90,7 @@ pub enum Op {
         request: RequestId,
         actor: String,
         reason: String,
-        command: Command,
+        command: ControlCommand,
     },
     Prune {
         request: RequestId,

@@ -7,7 +7,7 @@ use super::history::{Answer, Ending, Final, Op};
 use leasehold::inspect::AuditView;
 use leasehold::job::{JobId, QueueName};
 use leasehold::lease::{FencingToken, Verdict};
-use leasehold::store::{Checkpointed, Command, Enqueued, Select};
+use leasehold::store::{Checkpointed, ControlCommand, Enqueued, Select};
 
 pub(super) fn check(effects: &[Effect], last: Option<&Final>, found: &mut Vec<Violation>) {
     from_nowhere(effects, found);
@@ -62,10 +62,10 @@ fn lost(effects: &[Effect], last: &Final, found: &mut Vec<Violation>) {
             (Op::Control { command, .. }, answer) => {
                 let acted = !matches!(answer, Some(Answer::Controlled(did)) if did.done == 0);
                 match command {
-                    Command::Purge(Select::Job(id)) if acted => {
+                    ControlCommand::Purge(Select::Job(id)) if acted => {
                         purged.insert(*id);
                     }
-                    Command::Purge(Select::State { queue, .. }) if acted => {
+                    ControlCommand::Purge(Select::State { queue, .. }) if acted => {
                         purged_queues.insert(queue);
                     }
                     _ => {}

@@ -150,7 +150,7 @@ impl Ran {
         decode(self.result.as_ref(), "result")
     }
 
-    /// What it saved last by [`Context::checkpoint`](leasehold::Context::checkpoint).
+    /// What it saved last by [`Context::save_checkpoint`](leasehold::Context::save_checkpoint).
     ///
     /// # Panics
     /// If it cannot be decoded as `T`.

@@ -14,10 +14,8 @@ use super::run::Ended;
 use leasehold::clock::ManualClock;
 use leasehold::hooks::{HandlerEnd, HeldByHand, Notes, polling};
 use leasehold::observe::Event;
-use leasehold::store::{Command, Enqueued, Select};
-use leasehold::{
-    Client, Error, ErrorKind, MemoryStore, NewJob, Result, Store, Verb, WorkerBuilder,
-};
+use leasehold::store::{ControlCommand, Enqueued, Select};
+use leasehold::{Client, Error, ErrorKind, MemoryStore, NewJob, Result, Store, Verb, Worker};
 
 /// Something to be shared by the handlers of one stage.
 type Shared<T> = Arc<Mutex<T>>;
@@ -50,18 +48,13 @@ impl Stage {
 
     pub(super) async fn enqueue(&self, mut job: NewJob) -> Result<()> {
         job.delay = Duration::ZERO;
-        Client::new(Arc::clone(&self.store))
-            .enqueue_new(job)
-            .await?;
+        Client::new(Arc::clone(&self.store)).enqueue(job).await?;
         Ok(())
     }
 
     /// Claims the job that is there, for a worker of its own: in real life its successor lives in
     /// another process.
-    pub(super) async fn claim(
-        &self,
-        handle: impl FnOnce(WorkerBuilder) -> WorkerBuilder,
-    ) -> Result<Actor> {
+    pub(super) async fn claim(&self, handle: impl FnOnce(Worker) -> Worker) -> Result<Actor> {
         let (ended, enqueued) = (
             Shared::<Option<Ended>>::default(),
             Arc::clone(&self.enqueued),
@@ -113,11 +106,9 @@ impl Stage {
         let client = Client::new(Arc::clone(&self.store));
         let job = actor.held.job();
         client
-            .control(
-                Command::Cancel(Select::Job(job)),
-                "testing",
-                "its successor is another job",
-            )
+            .operator("testing")
+            .because("its successor is another job")
+            .command(ControlCommand::Cancel(Select::Job(job)))
             .await?;
         Ok(())
     }

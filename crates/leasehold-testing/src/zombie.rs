@@ -13,7 +13,7 @@ use super::stage::{Actor, Stage, Step, lock};
 use leasehold::Handler;
 use leasehold::Result;
 use leasehold::job::{Job, Key, NewJob};
-use leasehold::worker::WorkerBuilder;
+use leasehold::worker::Worker;
 
 /// A run that takes this long on the virtual clock waits for something that will not come: no lease
 /// lives longer by default.
@@ -41,7 +41,7 @@ pub struct Zombie<R> {
     next: Result<NewJob>,
     key: Option<Key>,
     make: Box<dyn Fn() -> R + Send>,
-    handle: Box<dyn Fn(R, WorkerBuilder) -> WorkerBuilder + Send>,
+    handle: Box<dyn Fn(R, Worker) -> Worker + Send>,
     watches: Vec<Watch<R>>,
     patience: Duration,
 }
@@ -461,7 +461,7 @@ impl<R: Clone> Scene<'_, R> {
         let job = self.test.job.as_ref();
         let queue = job.map_or("default", |job| job.queue.as_str());
         let handle =
-            |worker: WorkerBuilder| (self.test.handle)(self.resources.clone(), worker.queue(queue));
+            |worker: Worker| (self.test.handle)(self.resources.clone(), worker.queue(queue));
         self.stage.claim(handle).await
     }
 

@@ -8,7 +8,7 @@ use leasehold::clock::SystemClock;
 use leasehold::inspect::Ledger;
 use leasehold::job::JobState;
 use leasehold::observe::Event;
-use leasehold::store::{Command, Enqueued, LeaseSelect};
+use leasehold::store::{ControlCommand, Enqueued, LeaseSelect};
 use leasehold::{Client, Context, ErrorKind, Failure, MemoryStore, NewJob};
 use tokio_postgres::GenericClient;
 
@@ -78,7 +78,7 @@ async fn pay(
 async fn a_committed_completion_needs_no_other_settlement_and_no_renewal_takes_it_for_lost() {
     let world = World::new("paid_once").await;
     let jobs = vec![NewJob::of(&Pay::default()).unwrap(); 2];
-    let jobs = world.client.enqueue_all(jobs).await.unwrap();
+    let jobs = world.client.enqueue_many(jobs).await.unwrap();
     let renewals = Arc::clone(&world.renewals);
     let handler = move |mut db: tokio_postgres::Client, ctx: Context, run: usize| {
         let renewals = Arc::clone(&renewals);
@@ -86,7 +86,7 @@ async fn a_committed_completion_needs_no_other_settlement_and_no_renewal_takes_i
             if run == 0 {
                 let tx = db.transaction().await?;
                 pay(&tx, "paid_once", run).await?;
-                ctx.checkpoint_in(&tx, &"half way").await?;
+                ctx.save_checkpoint_in(&tx, &"half way").await?;
                 ctx.set_result(&42)?;
                 ctx.complete_in(tx).await?;
             }
@@ -128,7 +128,7 @@ async fn what_is_not_committed_did_not_happen() {
             // A transaction that was begun by a statement is one too.
             db.batch_execute("BEGIN").await?;
             pay(&db, "paid_late", run).await?;
-            assert!(ctx.saved().is_none());
+            assert!(ctx.saved_checkpoint().is_none());
             return ctx.complete_in(&db).await;
         }
         let tx = db.transaction().await?;
@@ -140,7 +140,7 @@ async fn what_is_not_committed_did_not_happen() {
                 ctx.complete_in(tx).await
             }
             1 => {
-                ctx.checkpoint_in(&tx, &1).await?;
+                ctx.save_checkpoint_in(&tx, &1).await?;
                 ctx.enqueue_in(&tx, &Pay::default()).await?;
                 drop(tx);
                 Err(Failure::from("changed its mind"))
@@ -173,13 +173,17 @@ async fn a_stale_owners_whole_transaction_is_rolled_back() {
         let client = client.clone();
         async move {
             if run < 2 {
-                let revoke = Command::Revoke(LeaseSelect::Job(id));
-                client.control(revoke, "test", "stale").await?;
+                let revoke = ControlCommand::Revoke(LeaseSelect::Job(id));
+                client
+                    .operator("test")
+                    .because("stale")
+                    .command(revoke)
+                    .await?;
             }
             let tx = db.transaction().await?;
             pay(&tx, "paid_stale", run).await?;
             let done = match run {
-                0 => ctx.checkpoint_in(&tx, &1).await.map(|()| false),
+                0 => ctx.save_checkpoint_in(&tx, &1).await.map(|()| false),
                 _ => ctx.complete_in(tx).await.map(|()| true),
             };
             assert_eq!(done.as_ref().is_err_and(Failure::is_lost), run < 2);

@@ -1,5 +1,5 @@
-//! One step: the effect, and the settlement or a checkpoint, in one script of the Redis server that has
-//! the queue.
+//! Effect and settlement, or effect and checkpoint, in one script of the Redis server that has the
+//! queue: [`RedisContext`] adds this to a handler's [`Context`].
 //!
 //! What a transaction is to a database, a script is to this server, but for one thing: it is not
 //! rolled back. So the effect is a fixed list of commands, all of them looked at before the first is
@@ -34,16 +34,17 @@ fn boxed<'a, T>(
     Box::pin(call)
 }
 
-impl Context {
+/// What a handler can do where its queue is on Redis. On another store these calls fail.
+pub trait RedisContext: sealed::Sealed {
     /// The key of that name beside the job, in the slot of its queue partition:
     /// `{namespace:queue:partition}:data:name`.
     ///
     /// A queue with several partitions has a key of that name in each. A job with an exclusive key is
     /// always in the same one.
-    pub fn data_key(&self, name: impl fmt::Display) -> Result<String> {
-        let partition = self.receipt().partition;
-        Ok(self.redis_store()?.data_key(self.queue(), partition, name))
-    }
+    ///
+    /// # Errors
+    /// If the store is not on Redis.
+    fn data_key(&self, name: impl fmt::Display) -> Result<String>;
 
     /// Runs commands and completes the job, in one step on the Redis server that has the queue: the
     /// effect and the settlement are both there or neither is. The handler should return now;
@@ -51,6 +52,7 @@ impl Context {
     ///
     /// ```no_run
     /// # use leasehold::fence::redis::Commands;
+    /// # use leasehold::atomic_redis::RedisContext as _;
     /// # use leasehold::{Context, Failure};
     /// # struct Debit { amount: i64 }
     /// async fn debit(job: Debit, ctx: Context) -> Result<(), Failure> {
@@ -65,7 +67,50 @@ impl Context {
     /// only reads or would fail, or if the store is not on Redis: nothing was written either. As a
     /// failure too if the server did not answer for long: then it may have been done, and if so the
     /// job is completed.
-    pub async fn complete_with(&self, commands: Commands) -> Result<(), Failure> {
+    fn complete_with(&self, commands: Commands)
+    -> impl Future<Output = Result<(), Failure>> + Send;
+
+    /// Runs commands and saves state under the lease, in one step on the Redis server that has the
+    /// queue: the next run starts from a state that tells exactly what has been done. For the steps
+    /// of a long job; the last one can be [`complete_with`](Self::complete_with). Counts as progress.
+    ///
+    /// ```no_run
+    /// # use leasehold::fence::redis::Commands;
+    /// # use leasehold::atomic_redis::RedisContext as _;
+    /// # use leasehold::{Context, Failure};
+    /// # struct Payout { accounts: Vec<String>, cents: i64 }
+    /// async fn pay(job: Payout, ctx: Context) -> Result<(), Failure> {
+    ///     let paid: usize = ctx.last_checkpoint()?.unwrap_or_default();
+    ///     for (n, account) in job.accounts.iter().enumerate().skip(paid) {
+    ///         let credit = Commands::new().incr_by(ctx.data_key(account)?, job.cents);
+    ///         ctx.save_checkpoint_with(&(n + 1), credit).await?; // no account is paid twice
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`complete_with`](Self::complete_with). Also a failure, and nothing was written, if a later
+    /// checkpoint of this run has been saved meanwhile.
+    fn save_checkpoint_with<T: Serialize + Sync>(
+        &self,
+        state: &T,
+        commands: Commands,
+    ) -> impl Future<Output = Result<(), Failure>> + Send;
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for crate::context::Context {}
+}
+
+impl RedisContext for Context {
+    fn data_key(&self, name: impl fmt::Display) -> Result<String> {
+        let partition = self.receipt().partition;
+        Ok(self.redis_store()?.data_key(self.queue(), partition, name))
+    }
+
+    async fn complete_with(&self, commands: Commands) -> Result<(), Failure> {
         self.redis_store()?;
         #[cfg(feature = "testing")]
         crate::hooks::await_point().await;
@@ -78,42 +123,7 @@ impl Context {
         Ok(())
     }
 
-    async fn complete_by(&self, commands: &Commands) -> Result<Verdict> {
-        let (receipt, result) = (&self.receipt(), self.lease().result());
-        let call = |store: Arc<dyn Store>, request| {
-            let result = result.clone();
-            async move {
-                let store = redis_store(&*store)?;
-                boxed(store.complete_with(request, receipt, result, commands)).await
-            }
-        };
-        // The receipt makes it safe to go again under a new id: what was done is fenced.
-        self.until_known("the job may or may not have been completed", call)
-            .await
-    }
-
-    /// Runs commands and saves state under the lease, in one step on the Redis server that has the
-    /// queue: the next run starts from a state that tells exactly what has been done. For the steps
-    /// of a long job; the last one can be [`complete_with`](Self::complete_with). Counts as progress.
-    ///
-    /// ```no_run
-    /// # use leasehold::fence::redis::Commands;
-    /// # use leasehold::{Context, Failure};
-    /// # struct Payout { accounts: Vec<String>, cents: i64 }
-    /// async fn pay(job: Payout, ctx: Context) -> Result<(), Failure> {
-    ///     let paid: usize = ctx.load()?.unwrap_or_default();
-    ///     for (n, account) in job.accounts.iter().enumerate().skip(paid) {
-    ///         let credit = Commands::new().incr_by(ctx.data_key(account)?, job.cents);
-    ///         ctx.checkpoint_with(&(n + 1), credit).await?; // no account is paid twice
-    ///     }
-    ///     Ok(())
-    /// }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`complete_with`](Self::complete_with). Also a failure, and nothing was written, if a later
-    /// checkpoint of this run has been saved meanwhile.
-    pub async fn checkpoint_with<T: Serialize + Sync>(
+    async fn save_checkpoint_with<T: Serialize + Sync>(
         &self,
         state: &T,
         commands: Commands,
@@ -146,6 +156,22 @@ impl Context {
             }
             Checkpointed::Fenced => Err(self.refused(Verb::Checkpoint)),
         }
+    }
+}
+
+impl Context {
+    async fn complete_by(&self, commands: &Commands) -> Result<Verdict> {
+        let (receipt, result) = (&self.receipt(), self.lease().result());
+        let call = |store: Arc<dyn Store>, request| {
+            let result = result.clone();
+            async move {
+                let store = redis_store(&*store)?;
+                boxed(store.complete_with(request, receipt, result, commands)).await
+            }
+        };
+        // The receipt makes it safe to go again under a new id: what was done is fenced.
+        self.until_known("the job may or may not have been completed", call)
+            .await
     }
 
     /// Sends a call until its answer is known.

@@ -1,0 +1,150 @@
+//! Intervening: what a person can do to queues, jobs and leases, on record with who and why.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::error::Result;
+use crate::job::{JobId, QueueName};
+use crate::store::{ControlCommand, Controlled, LeaseSelect, Select};
+
+/// Somebody who intervenes. Made by [`Client::operator`].
+///
+/// Every command is kept in the store's audit trail, with the operator's name and reason.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> leasehold::Result<()> {
+/// # let client = leasehold::Client::open("memory:").await?;
+/// let ann = client.operator("ann").because("the mail server is down");
+/// ann.pause("mail").await?;
+/// ann.resume("mail").await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+#[must_use = "an operator does nothing until told what to do"]
+pub struct Operator {
+    client: Client,
+    actor: String,
+    reason: String,
+}
+
+impl Operator {
+    pub(crate) fn new(client: Client, actor: String) -> Self {
+        Self {
+            client,
+            actor,
+            reason: String::new(),
+        }
+    }
+
+    /// Why. A [`revoke`](Self::revoke) needs a reason; the others should have one.
+    pub fn because(mut self, reason: impl Into<String>) -> Self {
+        self.reason = reason.into();
+        self
+    }
+
+    /// Grants nothing more from a queue, to any worker.
+    ///
+    /// # Errors
+    /// As [`Store::control`](crate::Store::control).
+    pub async fn pause(&self, queue: impl AsRef<str>) -> Result<Controlled> {
+        let queue = QueueName::new(queue)?;
+        self.command(ControlCommand::Pause(queue)).await
+    }
+
+    /// Grants from a queue again.
+    ///
+    /// # Errors
+    /// As [`Store::control`](crate::Store::control).
+    pub async fn resume(&self, queue: impl AsRef<str>) -> Result<Controlled> {
+        let queue = QueueName::new(queue)?;
+        self.command(ControlCommand::Resume(queue)).await
+    }
+
+    /// Changes how a queue behaves: with `relaxed`, a job of an exclusive key that waits for its
+    /// retry lets the next of its line go.
+    ///
+    /// # Errors
+    /// As [`Store::control`](crate::Store::control).
+    pub async fn configure(&self, queue: impl AsRef<str>, relaxed: bool) -> Result<Controlled> {
+        let queue = QueueName::new(queue)?;
+        self.command(ControlCommand::Configure { queue, relaxed })
+            .await
+    }
+
+    /// Calls off one job, by its id, or several. A pending job is cancelled; of a leased one the
+    /// holder is told.
+    ///
+    /// # Errors
+    /// As [`Store::control`](crate::Store::control).
+    pub async fn cancel(&self, jobs: impl Into<Select>) -> Result<Controlled> {
+        self.command(ControlCommand::Cancel(jobs.into())).await
+    }
+
+    /// Ends leases now, without their holders: that of one job, by its id, or those of an owner or a
+    /// task. The jobs are ready again, and nothing is charged.
+    ///
+    /// # Errors
+    /// As [`Store::control`](crate::Store::control); also without a reason.
+    pub async fn revoke(&self, leases: impl Into<LeaseSelect>) -> Result<Controlled> {
+        self.command(ControlCommand::Revoke(leases.into())).await
+    }
+
+    /// Gives dead jobs another life: ready, with their counts at zero.
+    ///
+    /// # Errors
+    /// As [`Store::control`](crate::Store::control).
+    pub async fn retry(&self, jobs: impl Into<Select>) -> Result<Controlled> {
+        self.command(ControlCommand::RetryDead(jobs.into())).await
+    }
+
+    /// Deletes jobs. Leased ones are skipped.
+    ///
+    /// # Errors
+    /// As [`Store::control`](crate::Store::control).
+    pub async fn purge(&self, jobs: impl Into<Select>) -> Result<Controlled> {
+        self.command(ControlCommand::Purge(jobs.into())).await
+    }
+
+    /// Makes pending jobs due `delay` from now. Leased ones are skipped.
+    ///
+    /// # Errors
+    /// As [`Store::control`](crate::Store::control).
+    pub async fn reschedule(&self, jobs: impl Into<Select>, delay: Duration) -> Result<Controlled> {
+        let jobs = jobs.into();
+        self.command(ControlCommand::Reschedule { jobs, delay })
+            .await
+    }
+
+    /// Carries out a command that is already a value.
+    ///
+    /// # Errors
+    /// As [`Store::control`](crate::Store::control).
+    pub async fn command(&self, command: ControlCommand) -> Result<Controlled> {
+        self.client
+            .control(command, &self.actor, &self.reason)
+            .await
+    }
+}
+
+impl fmt::Debug for Operator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operator")
+            .field("actor", &self.actor)
+            .field("reason", &self.reason)
+            .finish_non_exhaustive()
+    }
+}
+
+impl From<JobId> for Select {
+    fn from(job: JobId) -> Self {
+        Self::Job(job)
+    }
+}
+
+impl From<JobId> for LeaseSelect {
+    fn from(job: JobId) -> Self {
+        Self::Job(job)
+    }
+}

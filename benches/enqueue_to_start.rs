@@ -43,7 +43,7 @@ async fn waits(url: &str, jobs: usize) -> Vec<Duration> {
         for n in 0..jobs {
             let job = job(n);
             let began = Instant::now();
-            client.enqueue_new(job).await.expect("enqueued");
+            client.enqueue(job).await.expect("enqueued");
             let start = starts.recv().await.expect("started");
             waits.push(start - began);
             tokio::time::sleep(Duration::from_millis(2)).await;

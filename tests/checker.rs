@@ -18,8 +18,8 @@ use leasehold::store::conformance::history::{
     SettleNote, What, from_lines,
 };
 use leasehold::store::{
-    Checkpointed, Command, Controlled, Enqueued, Expiry, LeaseSelect, Renewal, RequestId, Select,
-    SessionId,
+    Checkpointed, ControlCommand, Controlled, Enqueued, Expiry, LeaseSelect, Renewal, RequestId,
+    Select, SessionId,
 };
 use leasehold::{FencingToken, JobId};
 
@@ -151,7 +151,7 @@ impl Pen {
         self.say(Op::Renew { beats }, What::Ok(Answer::Renewed(vec![held])));
     }
 
-    fn control(&mut self, command: &Command, done: u64) {
+    fn control(&mut self, command: &ControlCommand, done: u64) {
         let op = Op::Control {
             request: self.request(),
             actor: "op".into(),
@@ -340,7 +340,7 @@ fn i4_a_job_may_go_by_completion_purge_or_prune() {
     let held = pen.claim(done, 5, vec![]);
     let op = pen.settle_op(&held, Ending::Complete);
     pen.say(op, What::Unknown("unavailable".into()));
-    let purge = Command::Purge(Select::Job(purged));
+    let purge = ControlCommand::Purge(Select::Job(purged));
     pen.control(&purge, 1);
     pen.last.audit.push(record(&purge, 1));
     assert_eq!(pen.rules(), []);
@@ -409,7 +409,7 @@ fn i6_an_end_that_is_unknown_excuses() {
     let op = pen.settle_op(&held, Ending::Retry);
     pen.history.invoke(1, op);
     pen.claim(job, 6, vec![]);
-    let revoke = Command::Revoke(LeaseSelect::Owner("w".into()));
+    let revoke = ControlCommand::Revoke(LeaseSelect::Owner("w".into()));
     pen.control(&revoke, 1);
     pen.last.audit.push(record(&revoke, 1));
     pen.claim(job, 7, vec![]);
@@ -576,7 +576,7 @@ fn i12_a_lapsed_lease_that_lived() {
     assert_eq!(pen.rules(), [Rule::LapsedLeaseLived]);
 }
 
-fn record(command: &Command, done: u64) -> AuditView {
+fn record(command: &ControlCommand, done: u64) -> AuditView {
     AuditView {
         at: Timestamp::ZERO,
         actor: "op".into(),
@@ -590,7 +590,7 @@ fn record(command: &Command, done: u64) -> AuditView {
 #[test]
 fn i14_a_command_that_is_not_on_record() {
     let mut pen = Pen::new();
-    let pause = Command::Pause(QueueName::default());
+    let pause = ControlCommand::Pause(QueueName::default());
     pen.control(&pause, 1);
     assert_eq!(pen.rules(), [Rule::CommandNotOnRecord]);
     pen.last.audit.push(record(&pause, 1));

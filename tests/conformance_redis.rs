@@ -18,7 +18,7 @@ use leasehold::inspect::{self, JobView, Page, Query, View};
 use leasehold::job::{JobState, Namespace, QueueName};
 use leasehold::store::conformance::{ManualFixture, cases};
 use leasehold::store::{
-    Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, Command, ControlRequest,
+    Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlCommand, ControlRequest,
     Controlled, EnqueueRequest, Enqueued, Expiry, LeaseSelect, PruneRequest, ReapRequest,
     RedisOptions, RedisStore, Renewal, Select, SessionId, SettleRequest, acl_rule,
 };
@@ -170,14 +170,14 @@ impl Store for Searched {
     async fn control(&self, request: ControlRequest) -> leasehold::Result<Controlled> {
         let is_by_id = matches!(
             request.command,
-            Command::Cancel(Select::Job(_))
-                | Command::RetryDead(Select::Job(_))
-                | Command::Purge(Select::Job(_))
-                | Command::Reschedule {
+            ControlCommand::Cancel(Select::Job(_))
+                | ControlCommand::RetryDead(Select::Job(_))
+                | ControlCommand::Purge(Select::Job(_))
+                | ControlCommand::Reschedule {
                     jobs: Select::Job(_),
                     ..
                 }
-                | Command::Revoke(LeaseSelect::Job(_))
+                | ControlCommand::Revoke(LeaseSelect::Job(_))
         );
         let controlled = self.store.control(request).await;
         let kind = controlled.as_ref().err().map(leasehold::Error::kind);

@@ -88,8 +88,8 @@ async fn worked() -> Client {
     let client = Client::new(Arc::new(MemoryStore::new()));
     let mut jobs: Vec<NewJob> = (0..4).map(|n| NewJob::of(&Step { n }).unwrap()).collect();
     jobs[0] = jobs[0].clone().unique("once").unwrap();
-    client.enqueue_all(jobs.clone()).await.unwrap();
-    client.enqueue_new(jobs[0].clone()).await.unwrap();
+    client.enqueue_many(jobs.clone()).await.unwrap();
+    client.enqueue(jobs[0].clone()).await.unwrap();
     client.enqueue(&Vigil).await.unwrap();
     let handler = |job: Step, ctx: Context| async move {
         match (job.n, ctx.attempt()) {

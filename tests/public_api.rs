@@ -5,9 +5,9 @@ use std::sync::Arc;
 use leasehold::observe::{Event, Observer};
 use leasehold::store::{Enqueued, Outcome};
 use leasehold::{
-    Client, Context, Error, ErrorKind, Failure, FencingToken, Handler, Job, JobId, LeaseTerms,
-    MemoryStore, NewJob, QueueConfig, Receipt, Report, RetryPolicy, Store, Verb, Verdict,
-    WorkerBuilder, async_trait,
+    Client, Context, DrainReport, Error, ErrorKind, Failure, FencingToken, Handler, Job, JobId,
+    LeaseTerms, MemoryStore, NewJob, QueueConfig, Receipt, RetryPolicy, Store, Verb, Verdict,
+    Worker, async_trait,
 };
 use serde::{Deserialize, Serialize};
 
@@ -36,11 +36,11 @@ fn handles_cross_threads() {
         JobId,
         FencingToken,
         Verdict,
-        Report,
+        DrainReport,
         LeaseTerms,
         RetryPolicy,
     )>();
-    sendable::<WorkerBuilder>();
+    sendable::<Worker>();
     sendable::<QueueConfig>();
 }
 
@@ -92,8 +92,8 @@ async fn by_failure(_: Ping, ctx: Context) -> Result<(), Failure> {
     "1".parse::<u8>()?;
     anyhow::Ok(1)?;
     Err("a text").or(Ok::<_, Failure>(()))?;
-    let _: Option<u8> = ctx.load()?;
-    ctx.checkpoint(&1).await?;
+    let _: Option<u8> = ctx.last_checkpoint()?;
+    ctx.save_checkpoint(&1).await?;
     ctx.enqueue(&Ping).await?;
     ctx.set_result(&1)?;
     Ok(())

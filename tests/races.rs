@@ -15,7 +15,7 @@ use leasehold::store::conformance::RecordingStore;
 use leasehold::store::conformance::checker::{Rule, check};
 use leasehold::store::conformance::history::{Final, History};
 use leasehold::store::{
-    Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, Command, ControlRequest,
+    Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlCommand, ControlRequest,
     Controlled, EnqueueRequest, Enqueued, Expiry, LeaseSelect, PruneRequest, ReapRequest, Renewal,
     Select, SessionId, SettleRequest,
 };
@@ -40,7 +40,7 @@ async fn handle(job: Race, ctx: Context) -> Result<(), Failure> {
     match job.n % 4 {
         0 => {}
         1 => {
-            ctx.checkpoint(&job.n).await?;
+            ctx.save_checkpoint(&job.n).await?;
             tokio::time::sleep(Duration::from_millis(job.n % 7)).await;
         }
         2 => {
@@ -62,8 +62,8 @@ async fn handle(job: Race, ctx: Context) -> Result<(), Failure> {
 async fn storm(store: Arc<dyn Store>, round: u64) {
     let mut dice = fastrand::Rng::with_seed(round);
     let client = Client::new(Arc::clone(&store));
-    let jobs = (0..40).map(|n| NewJob::of(&Race { n }).unwrap()).collect();
-    let ids: Vec<_> = client.enqueue_all(jobs).await.unwrap();
+    let jobs = (0..40).map(|n| NewJob::of(&Race { n }).unwrap());
+    let ids: Vec<_> = client.enqueue_many(jobs).await.unwrap();
     let worker = |owner: &str| {
         Client::new(Arc::clone(&store))
             .worker()
@@ -83,12 +83,17 @@ async fn storm(store: Arc<dyn Store>, round: u64) {
         tokio::time::sleep(Duration::from_millis(dice.u64(0..4))).await;
         let one = ids[dice.usize(0..ids.len())].id();
         let command = match dice.u8(0..4) {
-            0 => Command::Cancel(Select::Job(one)),
-            1 => Command::Revoke(LeaseSelect::Job(one)),
-            2 => Command::Revoke(LeaseSelect::Owner("drained".into())),
-            _ => Command::Revoke(LeaseSelect::Owner("dropped".into())),
+            0 => ControlCommand::Cancel(Select::Job(one)),
+            1 => ControlCommand::Revoke(LeaseSelect::Job(one)),
+            2 => ControlCommand::Revoke(LeaseSelect::Owner("drained".into())),
+            _ => ControlCommand::Revoke(LeaseSelect::Owner("dropped".into())),
         };
-        client.control(command, "operator", "a race").await.unwrap();
+        client
+            .operator("operator")
+            .because("a race")
+            .command(command)
+            .await
+            .unwrap();
     }
     drain.send(()).unwrap();
     tokio::time::sleep(Duration::from_millis(dice.u64(0..6))).await;

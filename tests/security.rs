@@ -184,7 +184,7 @@ async fn a_payload_that_is_too_deep_fails_its_job_alone() {
     let deep = format!("{}null{}", "{\"next\":".repeat(20_000), "}".repeat(20_000));
     let kind = Kind::new(Nested::KIND).unwrap();
     let deep = NewJob::raw(QueueName::default(), kind, deep.into_bytes());
-    let bad = client.enqueue_new(deep).await.unwrap().id();
+    let bad = client.enqueue(deep).await.unwrap().id();
     client.enqueue(&Nested { next: None }).await.unwrap();
     let watch = client.clone();
     let done = async move {
@@ -438,7 +438,7 @@ async fn secrets_show_in_no_log_error_or_debug() {
         let failures = ctx.job().failures;
         async move {
             ctx.progress(1, 2, "half");
-            ctx.checkpoint(&1).await?;
+            ctx.save_checkpoint(&1).await?;
             tokio::time::sleep(Duration::from_millis(150)).await;
             match failures {
                 0 => Err(Failure::retry_in(Duration::from_millis(1), "once more")),

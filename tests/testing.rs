@@ -390,8 +390,8 @@ fn enqueuing(unique: bool) -> Report {
                 if unique {
                     child = child.unique(ctx.job_id().to_string())?;
                 }
-                ctx.enqueue_new(child).await?;
-                ctx.checkpoint(&"enqueued").await
+                ctx.enqueue(child).await?;
+                ctx.save_checkpoint(&"enqueued").await
             }
         },
     )
@@ -588,7 +588,7 @@ async fn a_handler_runs_without_a_store() {
             5 => Err(Failure::lost()),
             6 => Err(Failure::fenced(FencingToken::new(ctx.token().get() + 1))),
             _ => {
-                ctx.checkpoint(&job.steps).await?;
+                ctx.save_checkpoint(&job.steps).await?;
                 ctx.set_result(&"done")?;
                 ctx.enqueue(&Merge { steps: 0 }).await?;
                 Ok(())

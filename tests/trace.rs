@@ -70,7 +70,7 @@ async fn work(url: &str, jobs: usize) -> Vec<Headers> {
         let inside = info_span!("inside", job = %ctx.job_id());
         let body = async move {
             if job.checkpoint {
-                let saved = ctx.checkpoint(&1).await;
+                let saved = ctx.save_checkpoint(&1).await;
                 saved.map_err(|_| anyhow::anyhow!("no checkpoint"))?;
                 span("store.renew", |span| span.name == "store.renew").await;
             }
@@ -163,7 +163,7 @@ async fn headers_that_the_caller_gave_stay_and_are_linked_to_if_they_are_good() 
         let job = job
             .header("Traceparent", parent)
             .header("tracestate", "a=1");
-        ids.push(client.enqueue_new(job).await.unwrap().id().to_string());
+        ids.push(client.enqueue(job).await.unwrap().id().to_string());
     }
     let mut headers = work(&url, 2).await;
     headers.sort();
@@ -194,7 +194,7 @@ async fn a_job_that_is_full_of_headers_goes_without_a_context() {
         .map(|at| (format!("h{at}"), String::new()))
         .collect();
     let given = job.headers.clone();
-    client.enqueue_new(job).await.unwrap();
+    client.enqueue(job).await.unwrap();
     assert_eq!(work(&url, 1).await, [given]);
 }
 
@@ -204,8 +204,13 @@ async fn every_call_to_the_store_is_a_span_of_its_verb() {
     let client = Client::open(&url).await.unwrap();
     client.enqueue(&Ping { checkpoint: true }).await.unwrap();
     work(&url, 1).await;
-    let pause = leasehold::store::Command::Pause(leasehold::job::QueueName::default());
-    client.control(pause, "ann", "").await.unwrap();
+    let pause = leasehold::store::ControlCommand::Pause(leasehold::job::QueueName::default());
+    client
+        .operator("ann")
+        .because("")
+        .command(pause)
+        .await
+        .unwrap();
     client.queues().await.unwrap();
     for verb in [
         "enqueue",

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use leasehold::inspect::{LeaseFilter, Page};
 use leasehold::job::{JobOptions, Kind, QueueName};
 use leasehold::observe::Event;
-use leasehold::store::{Command, Select};
+use leasehold::store::{ControlCommand, Select};
 use leasehold::worker::executor::SameRuntime;
 use leasehold::{
     Client, Context, ErrorKind, Failure, FencingToken, Job, JobId, LeaseTerms, MemoryStore, NewJob,
@@ -89,7 +89,7 @@ async fn settled(client: &Client, jobs: u64) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_job_is_handled_once() {
     let client = client();
-    client.enqueue_all(adds(5_000)).await.unwrap();
+    client.enqueue_many(adds(5_000)).await.unwrap();
     let sum = Arc::new(AtomicUsize::new(0));
     let runs = Arc::new(AtomicUsize::new(0));
     let (s, r) = (sum.clone(), runs.clone());
@@ -169,7 +169,7 @@ async fn failures_are_retried_with_their_reasons_and_then_buried() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_can_retry_in_snooze_and_bury() {
     let client = client();
-    client.enqueue_all(adds(3)).await.unwrap();
+    client.enqueue_many(adds(3)).await.unwrap();
     let handler = |job: Add, ctx: Context| async move {
         match (job.n, ctx.job().failures, ctx.job().history.len()) {
             (0, 0, _) => Err(Failure::retry_in(Duration::from_millis(3), "again")),
@@ -289,7 +289,7 @@ fn blocked(on_own_thread: bool) -> (usize, u64) {
         .unwrap();
     runtime.block_on(async {
         let client = Client::new(store.clone());
-        client.enqueue_all(adds(2)).await.unwrap();
+        client.enqueue_many(adds(2)).await.unwrap();
         let counted = runs.clone();
         let handler = move |_: Add, _: Context| {
             counted.fetch_add(1, Ordering::SeqCst);
@@ -343,7 +343,7 @@ async fn a_stalled_handler_lapses_within_its_limit_and_one_interval() {
 
 async fn stalled() -> Result<(), String> {
     let client = client();
-    client.enqueue_all(adds(2)).await.unwrap();
+    client.enqueue_many(adds(2)).await.unwrap();
     let terms = term(900);
     let limit = Duration::from_millis(500);
     let lost = Arc::new(Mutex::new(None));
@@ -494,7 +494,7 @@ async fn ten_thousand() -> Result<(), String> {
     let faulty = Faulty::new(memory(), |_| Fate::Pass);
     let calls = faulty.calls.clone();
     let client = Client::new(Arc::new(faulty));
-    client.enqueue_all(adds(10_000)).await.unwrap();
+    client.enqueue_many(adds(10_000)).await.unwrap();
     let release = Arc::new(Notify::new());
     let running = Arc::new(AtomicUsize::new(0));
     let (gate, counted) = (release.clone(), running.clone());
@@ -572,7 +572,7 @@ async fn replies_that_are_lost_lose_and_double_nothing() {
     let client = Client::new(Arc::new(faulty));
     let mut ids = HashSet::new();
     for _ in 0..40 {
-        for enqueued in client.enqueue_all(adds(25)).await.unwrap() {
+        for enqueued in client.enqueue_many(adds(25)).await.unwrap() {
             ids.insert(enqueued.id());
         }
     }
@@ -582,7 +582,7 @@ async fn replies_that_are_lost_lose_and_double_nothing() {
     let handler = move |_: Add, ctx: Context| {
         let ran = ran.clone();
         async move {
-            ctx.checkpoint(&"half way").await?;
+            ctx.save_checkpoint(&"half way").await?;
             ran.lock().unwrap().push(ctx.job_id());
             Ok::<(), Failure>(())
         }
@@ -614,7 +614,7 @@ async fn a_drain_settles_what_ends_and_surrenders_the_rest() {
 
 async fn drained() -> Result<(), String> {
     let client = client();
-    client.enqueue_all(adds(40)).await.unwrap();
+    client.enqueue_many(adds(40)).await.unwrap();
     let started = Arc::new(Notify::new());
     let bell = started.clone();
     let begun = Arc::new(AtomicUsize::new(0));
@@ -681,15 +681,17 @@ async fn drained() -> Result<(), String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancelled_job_stops_and_its_neighbours_do_not() {
     let client = client();
-    let ids = client.enqueue_all(adds(3)).await.unwrap();
+    let ids = client.enqueue_many(adds(3)).await.unwrap();
     let operator = client.clone();
     let handler = move |job: Add, ctx: Context| {
         let operator = operator.clone();
         async move {
             if job.n == 1 {
-                let cancel = Command::Cancel(Select::Job(ctx.job_id()));
+                let cancel = ControlCommand::Cancel(Select::Job(ctx.job_id()));
                 operator
-                    .control(cancel, "tester", "changed my mind")
+                    .operator("tester")
+                    .because("changed my mind")
+                    .command(cancel)
                     .await?;
                 ctx.cancelled().await;
                 assert!(!ctx.is_lost());
@@ -715,7 +717,7 @@ async fn unknown_kinds_are_put_off_and_bad_payloads_are_failures() {
     let queue = QueueName::default();
     let stranger = NewJob::raw(queue.clone(), Kind::new("stranger").unwrap(), "{}");
     let garbage = NewJob::raw(queue, Kind::new("add").unwrap(), "not json");
-    let ids = client.enqueue_all(vec![stranger, garbage]).await.unwrap();
+    let ids = client.enqueue_many(vec![stranger, garbage]).await.unwrap();
     let unknown = Arc::new(AtomicUsize::new(0));
     let seen = unknown.clone();
     let worker = client
@@ -749,7 +751,7 @@ async fn settings_that_cannot_work_are_refused_by_name() {
     let client = client();
     let ok = |_: Add, _: Context| async { Ok::<(), Failure>(()) };
     let never = || std::future::ready(());
-    let refused = |result: leasehold::Result<leasehold::Report>| {
+    let refused = |result: leasehold::Result<leasehold::DrainReport>| {
         let error = result.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         error.field().unwrap()
@@ -803,7 +805,7 @@ async fn settings_that_cannot_work_are_refused_by_name() {
         Kind::new("add").unwrap(),
         vec![0; 256 * 1024 + 1],
     );
-    let error = client.enqueue_new(big).await.unwrap_err();
+    let error = client.enqueue(big).await.unwrap_err();
     assert_eq!(
         (error.kind(), error.field()),
         (ErrorKind::InvalidInput, Some("payload"))
@@ -823,11 +825,8 @@ async fn settings_that_cannot_work_are_refused_by_name() {
 async fn queues_share_by_weight_and_none_starves() {
     let client = client();
     for queue in ["heavy", "light"] {
-        let jobs = adds(4_000)
-            .into_iter()
-            .map(|job| job.queue(queue).unwrap())
-            .collect();
-        client.enqueue_all(jobs).await.unwrap();
+        let jobs = adds(4_000).into_iter().map(|job| job.queue(queue).unwrap());
+        client.enqueue_many(jobs).await.unwrap();
     }
     let order: Arc<Mutex<Vec<bool>>> = Arc::default();
     let seen = order.clone();
@@ -851,7 +850,7 @@ async fn queues_share_by_weight_and_none_starves() {
     };
     let worker = client
         .worker()
-        .handle(handler)
+        .handle_in("heavy", handler)
         .queue_with(QueueConfig::new("heavy").weight(3.0))
         .queue_with(QueueConfig::new("light").weight(1.0))
         .slots(4)
@@ -868,7 +867,7 @@ async fn queues_share_by_weight_and_none_starves() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn several_pools_share_a_process() {
     let client = client();
-    client.enqueue_all(adds(500)).await.unwrap();
+    client.enqueue_many(adds(500)).await.unwrap();
     let owners: Arc<Mutex<HashSet<String>>> = Arc::default();
     let mut pools = Vec::new();
     for _ in 0..3 {
@@ -923,13 +922,13 @@ async fn work_goes_on_from_the_checkpoint_under_a_larger_token() {
     let handler = move |job: Add, ctx: Context| {
         let seen = seen.clone();
         async move {
-            let from: usize = ctx.load()?.unwrap_or(0);
-            if let Some(saved) = ctx.saved() {
+            let from: usize = ctx.last_checkpoint()?.unwrap_or(0);
+            if let Some(saved) = ctx.saved_checkpoint() {
                 assert!(saved.token < ctx.token());
             }
             for step in from..job.n {
                 seen.lock().unwrap().push((step, ctx.token()));
-                ctx.checkpoint(&(step + 1)).await?;
+                ctx.save_checkpoint(&(step + 1)).await?;
                 if step == 4 && ctx.attempt() == 1 {
                     return Err(Failure::retry_in(Duration::ZERO, "half way"));
                 }
@@ -954,7 +953,7 @@ async fn a_result_is_kept_as_long_as_its_job() {
     let job = NewJob::of(&Add { n: 2 })
         .unwrap()
         .retention(Duration::from_secs(60));
-    let id = client.enqueue_new(job).await.unwrap().id();
+    let id = client.enqueue(job).await.unwrap().id();
     let handler = |job: Add, ctx: Context| async move {
         ctx.set_result(&(job.n * 21))?;
         Ok::<(), Failure>(())
@@ -975,7 +974,7 @@ async fn a_worker_outlives_its_session() {
     // The store forgets the session in the middle of the work, as after ten idle minutes.
     let clock = leasehold::clock::ManualClock::default();
     let client = Client::new(Arc::new(MemoryStore::with_clock(clock.clone())));
-    client.enqueue_all(adds(4)).await.unwrap();
+    client.enqueue_many(adds(4)).await.unwrap();
     let runs = Arc::new(AtomicU64::new(0));
     let counted = runs.clone();
     let handler = move |_: Add, _: Context| {
@@ -990,7 +989,7 @@ async fn a_worker_outlives_its_session() {
     let mut options = JobOptions::default();
     options.term = Some(Duration::from_secs(24 * 3600));
     let late = NewJob::of(&Add { n: 9 }).unwrap().options(options);
-    client.enqueue_new(late).await.unwrap();
+    client.enqueue(late).await.unwrap();
     let worker = client
         .worker()
         .handle(handler)
@@ -1012,7 +1011,7 @@ async fn short_term() -> Result<(), String> {
     let mut options = JobOptions::default();
     options.term = Some(Duration::from_millis(150));
     client
-        .enqueue_new(NewJob::of(&Add { n: 1 }).unwrap().options(options))
+        .enqueue(NewJob::of(&Add { n: 1 }).unwrap().options(options))
         .await
         .unwrap();
     let handler = |_: Add, ctx: Context| async move {
@@ -1045,7 +1044,7 @@ async fn ran_out() -> Result<(), String> {
         }
     });
     let client = Client::new(Arc::new(faulty));
-    client.enqueue_all(adds(3)).await.unwrap();
+    client.enqueue_many(adds(3)).await.unwrap();
     let handler = |_: Add, ctx: Context| async move {
         assert!(!ctx.time_left().is_zero(), "started too late");
         Ok::<(), Failure>(())
@@ -1077,7 +1076,7 @@ async fn busiest_seconds(stubborn: bool) -> (usize, usize) {
     faulty.stubborn = stubborn;
     let store: Arc<dyn Store> = Arc::new(faulty);
     Client::new(store.clone())
-        .enqueue_all(adds(9_000))
+        .enqueue_many(adds(9_000))
         .await
         .unwrap();
     let mut pools = tokio::task::JoinSet::new();

@@ -26,7 +26,7 @@ use leasehold::store::{ClaimQueue, ClaimRequest, RequestId};
 use leasehold::worker::executor::SameRuntime;
 use leasehold::{
     Client, Context, ErrorKind, Failure, FencingToken, Job, LeaseTerms, MemoryStore, NewJob,
-    RetryPolicy, Store, Verb, WorkerBuilder,
+    RetryPolicy, Store, Verb, Worker,
 };
 use serde::{Deserialize, Serialize};
 use support::{Fate, Faulty};
@@ -113,7 +113,7 @@ impl Drop for Bomb {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_that_panics_as_it_is_dropped_costs_no_slot_and_no_lease() {
     let client = client();
-    client.enqueue_all(adds(2)).await.unwrap();
+    client.enqueue_many(adds(2)).await.unwrap();
     let handler = |job: Add, ctx: Context| async move {
         if job.n == 0 && ctx.attempt() == 1 {
             let _bomb = Bomb;
@@ -149,7 +149,7 @@ async fn panics_around_a_failure_are_failures() {
     let client = client();
     let keep = |job: NewJob| job.retention(Duration::from_secs(60));
     let job = keep(NewJob::of(&Add { n: 0 }).unwrap());
-    let id = client.enqueue_new(job).await.unwrap().id();
+    let id = client.enqueue(job).await.unwrap().id();
     let handler = |_: Add, ctx: Context| async move {
         match ctx.attempt() {
             1 => std::panic::panic_any(Bomb),
@@ -269,7 +269,7 @@ async fn a_renewer_that_waits_for_its_connection_watches_all_the_same() {
 
 #[tokio::test]
 async fn durations_without_end_are_refused_by_name() {
-    type Change = fn(WorkerBuilder) -> WorkerBuilder;
+    type Change = fn(Worker) -> Worker;
     let changes: [(&str, Change); 6] = [
         ("timeout", |worker| worker.timeout(Duration::MAX)),
         ("timeout", |worker| worker.timeout(Duration::ZERO)),
@@ -384,7 +384,7 @@ async fn a_worker_that_is_dropped_lets_go_of_its_store() {
         client.enqueue(&Add { n: 0 }).await.unwrap();
         true_soon(|| calls.settle.load(Ordering::SeqCst) > 0).await;
         // What is handed in from here on waits behind the call that hangs.
-        client.enqueue_all(adds(5)).await.unwrap();
+        client.enqueue_many(adds(5)).await.unwrap();
         true_soon(|| ran.load(Ordering::SeqCst) == 6).await;
     };
     tokio::select! {
@@ -442,7 +442,7 @@ async fn the_first_claim_asks_for_all_slots() {
     // Slots begin on two threads while the claimer asks how many are free.
     for round in 0..200 {
         let client = client();
-        client.enqueue_all(adds(64)).await.unwrap();
+        client.enqueue_many(adds(64)).await.unwrap();
         let first = Arc::new(AtomicUsize::new(0));
         let seen = first.clone();
         let worker = client.worker().handle(quick).slots(64);
@@ -470,7 +470,7 @@ async fn given_up_beside_a_sibling<F>(
         .lapses_to_lose
         .store(lapses_to_lose, Ordering::SeqCst);
     let client = Client::new(Arc::new(faulty));
-    client.enqueue_all(adds(2)).await.unwrap();
+    client.enqueue_many(adds(2)).await.unwrap();
     let (first_done, give_up) = (Arc::new(AtomicUsize::new(0)), Arc::new(give_up));
     let grants = Arc::new(Mutex::new(Vec::new()));
     let seen = grants.clone();
@@ -524,7 +524,7 @@ async fn a_lifetime_shorter_than_the_guard_is_worked_and_watched() {
     let client = client();
     let short = JobOptions::default().max_lifetime(Duration::from_millis(500));
     let jobs = adds(2).into_iter().map(|job| job.options(short.clone()));
-    client.enqueue_all(jobs.collect()).await.unwrap();
+    client.enqueue_many(jobs).await.unwrap();
     let (told, mut heard) = mpsc::unbounded_channel();
     let handler = move |job: Add, ctx: Context| {
         let told = told.clone();
@@ -589,7 +589,7 @@ async fn leases_that_waited_in_vain_go_to_a_worker_with_a_free_slot() {
     const SLOW: usize = 400;
     let store = memory();
     let client = Client::new(store.clone());
-    client.enqueue_all(adds(SLOW + 100)).await.unwrap();
+    client.enqueue_many(adds(SLOW + 100)).await.unwrap();
     let slow = Arc::new(Mutex::new(None));
     let (began, others) = (slow.clone(), Client::new(store));
     let handler = move |job: Add, _: Context| {
@@ -664,7 +664,7 @@ async fn leases_that_wait_for_a_slot_go_back_before_an_unanswered_claim_is_known
         Fate::Pass
     });
     let client = Client::new(Arc::new(faulty));
-    client.enqueue_all(adds(10_000)).await.unwrap();
+    client.enqueue_many(adds(10_000)).await.unwrap();
     let (observed, hung) = (seen.clone(), seen.clone());
     let handler = move |_: Add, _: Context| {
         // From then on they wait behind handlers that do not end.
@@ -733,7 +733,7 @@ async fn a_term_shorter_than_the_way_to_the_store_is_no_loop() {
     let client = Client::new(Arc::new(faulty));
     let short = JobOptions::default().term(Duration::from_millis(20));
     let job = NewJob::of(&Add { n: 0 }).unwrap().options(short);
-    let id = client.enqueue_all(vec![job]).await.unwrap()[0].id();
+    let id = client.enqueue_many(vec![job]).await.unwrap()[0].id();
     let worker = client
         .worker()
         .handle(quick)

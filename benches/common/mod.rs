@@ -159,8 +159,8 @@ impl Handler<Numbered> for Sum {
 
 pub(crate) async fn enqueue(client: &Client, jobs: usize) {
     for from in (0..jobs).step_by(1_000) {
-        let batch = (from..(from + 1_000).min(jobs)).map(job).collect();
-        client.enqueue_all(batch).await.expect("enqueued");
+        let batch = (from..(from + 1_000).min(jobs)).map(job);
+        client.enqueue_many(batch).await.expect("enqueued");
     }
 }
 

@@ -70,8 +70,8 @@ impl Desk {
         let client = |runtime: &Runtime| {
             runtime.block_on(async {
                 let client = Client::open("memory:").await.expect("memory");
-                let jobs = (0..5).map(job).collect();
-                client.enqueue_all(jobs).await.expect("stored");
+                let jobs = (0..5).map(job);
+                client.enqueue_many(jobs).await.expect("stored");
                 client
             })
         };

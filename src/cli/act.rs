@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{Cli, Done, Output, Trouble, out};
 use crate::client::Client;
 use crate::job::{JobId, QueueName};
-use crate::store::{Command, Controlled};
+use crate::store::{ControlCommand, Controlled};
 
 /// Who acts, and why.
 #[derive(Debug, clap::Args)]
@@ -55,9 +55,13 @@ impl By {
     pub(super) async fn control(
         &self,
         client: &Client,
-        command: Command,
+        command: ControlCommand,
     ) -> Result<Controlled, Trouble> {
-        Ok(client.control(command, self.actor(), &*self.reason).await?)
+        Ok(client
+            .operator(self.actor())
+            .because(&*self.reason)
+            .command(command)
+            .await?)
     }
 
     /// Carries out one command for each job, and shows how far it is.
@@ -65,7 +69,7 @@ impl By {
         &self,
         client: &Client,
         jobs: &[JobId],
-        command: impl Fn(JobId) -> Command,
+        command: impl Fn(JobId) -> ControlCommand,
     ) -> Result<Controlled, Trouble> {
         let bar = bar(jobs.len() as u64);
         let mut sum = Controlled::default();
@@ -81,7 +85,7 @@ impl By {
     pub(super) async fn exhaust(
         &self,
         client: &Client,
-        command: &Command,
+        command: &ControlCommand,
         bar: &ProgressBar,
     ) -> Result<Controlled, Trouble> {
         let mut sum = Controlled::default();

@@ -184,7 +184,7 @@ async fn enqueue(client: &Client, jobs: usize, payload: usize) -> Result<(), Tro
                 }
                 let numbers = from..(from + batch).min(jobs);
                 let batch = gathered(numbers, |n| NewJob::of(&make(n)))?;
-                client.enqueue_all(batch).await?;
+                client.enqueue_many(batch).await?;
             }
         });
     }

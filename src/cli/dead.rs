@@ -12,7 +12,7 @@ use crate::clock::Timestamp;
 use crate::inspect::JobView;
 use crate::job::{JobId, JobRecord, JobState, Kind, QueueName};
 use crate::limits;
-use crate::store::{Command, Controlled, Select};
+use crate::store::{ControlCommand, Controlled, Select};
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Args {
@@ -88,14 +88,16 @@ pub(super) async fn run(args: &Args, cli: &Cli) -> Done {
         Args::Ls(ls) => groups(ls, cli, &client).await,
         Args::Retry(retry) => {
             let jobs = retry.which.find(&client).await?;
-            let answer = jobs.act(&client, &retry.by, Command::RetryDead).await?;
+            let answer = jobs
+                .act(&client, &retry.by, ControlCommand::RetryDead)
+                .await?;
             act::report(cli, "retry", &answer)
         }
         Args::Purge(purge) => {
             let jobs = purge.which.find(&client).await?;
             let what = format!("purge {}", act::counted(jobs.count(), "dead job"));
             purge.consent.ask(&what)?;
-            let answer = jobs.act(&client, &purge.by, Command::Purge).await?;
+            let answer = jobs.act(&client, &purge.by, ControlCommand::Purge).await?;
             act::report(cli, "purge", &answer)
         }
     }
@@ -312,7 +314,7 @@ impl Found {
         &self,
         client: &Client,
         by: &By,
-        command: fn(Select) -> Command,
+        command: fn(Select) -> ControlCommand,
     ) -> Result<Controlled, Trouble> {
         match self {
             Self::Jobs(ids) => by.each(client, ids, |id| command(Select::Job(id))).await,

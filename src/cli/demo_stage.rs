@@ -196,7 +196,7 @@ impl Stage {
             NewJob::of(&Errand { millis }).map(|job| job.retention(Duration::from_secs(3600)))
         };
         let jobs: Result<Vec<_>, _> = (0..jobs).map(job).collect();
-        let enqueued = self.client.enqueue_all(jobs?).await?;
+        let enqueued = self.client.enqueue_many(jobs?).await?;
         self.jobs.extend(enqueued.into_iter().map(Enqueued::id));
         Ok(())
     }

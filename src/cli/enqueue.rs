@@ -56,7 +56,7 @@ pub(super) async fn run(args: &Args, url: &str, json: bool) -> Done {
     // The job first: a wrong argument must not create a store.
     let job = args.job()?;
     let client = super::open(url).await?;
-    let enqueued = client.enqueue_new(job).await?;
+    let enqueued = client.enqueue(job).await?;
     let (id, word) = match enqueued {
         Enqueued::New(id) => (id, "new"),
         Enqueued::Duplicate(id) => (id, "duplicate"),

@@ -8,7 +8,7 @@ use super::{Cli, Done, Trouble, job_view, out};
 use crate::client::Client;
 use crate::inspect::JobView;
 use crate::job::{JobId, JobState, Kind, QueueName};
-use crate::store::{Command, Controlled, Select};
+use crate::store::{ControlCommand, Controlled, Select};
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Args {
@@ -187,7 +187,7 @@ impl Cancel {
             }
         }
         self.consent.ask(&format!("cancel {}", named(&self.ids)))?;
-        let cancel = |id| Command::Cancel(Select::Job(id));
+        let cancel = |id| ControlCommand::Cancel(Select::Job(id));
         let answer = self.by.each(client, &self.ids, cancel).await?;
         act::report(cli, "cancel", &answer)
     }
@@ -200,8 +200,8 @@ impl Retry {
             let job = found(client, id).await?;
             let now = std::time::Duration::ZERO;
             commands.push(match job.state {
-                JobState::Dead => Command::RetryDead(Select::Job(id)),
-                JobState::Scheduled => Command::Reschedule {
+                JobState::Dead => ControlCommand::RetryDead(Select::Job(id)),
+                JobState::Scheduled => ControlCommand::Reschedule {
                     jobs: Select::Job(id),
                     delay: now,
                 },

@@ -10,7 +10,7 @@ use super::{Cli, Done, Trouble, out};
 use crate::inspect::{LeaseFilter, LeaseView};
 use crate::job::{JobId, QueueName};
 use crate::lease::Progress;
-use crate::store::{Command, LeaseSelect};
+use crate::store::{ControlCommand, LeaseSelect};
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Args {
@@ -195,7 +195,10 @@ impl Revoke {
             }
         };
         self.consent.ask(&format!("revoke {what}{holder}"))?;
-        let answer = self.by.control(&client, Command::Revoke(select)).await?;
+        let answer = self
+            .by
+            .control(&client, ControlCommand::Revoke(select))
+            .await?;
         if answer.done == 0 {
             return Err(Trouble::NotFound(format!("revoke: found none of {what}")));
         }

@@ -9,7 +9,7 @@ use crate::Client;
 use crate::inspect::{ParkedView, QueueView};
 use crate::job::{JobState, QueueName};
 use crate::limits;
-use crate::store::{Command, Controlled, Select};
+use crate::store::{ControlCommand, Controlled, Select};
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Args {
@@ -76,7 +76,7 @@ pub(super) async fn run(args: &Args, cli: &Cli) -> Done {
             act::known(&client, &one.queue).await?;
             let answer = one
                 .by
-                .control(&client, Command::Pause(one.queue.clone()))
+                .control(&client, ControlCommand::Pause(one.queue.clone()))
                 .await?;
             act::report(cli, "pause", &answer)
         }
@@ -84,7 +84,7 @@ pub(super) async fn run(args: &Args, cli: &Cli) -> Done {
             act::known(&client, &one.queue).await?;
             let answer = one
                 .by
-                .control(&client, Command::Resume(one.queue.clone()))
+                .control(&client, ControlCommand::Resume(one.queue.clone()))
                 .await?;
             act::report(cli, "resume", &answer)
         }
@@ -109,7 +109,7 @@ pub(super) async fn run(args: &Args, cli: &Cli) -> Done {
             let mut sum = Controlled::default();
             for &state in states {
                 let (queue, max) = (purge.queue.clone(), limits::CALL_ITEMS);
-                let command = Command::Purge(Select::State { queue, state, max });
+                let command = ControlCommand::Purge(Select::State { queue, state, max });
                 act::add(&mut sum, purge.by.exhaust(&client, &command, &bar).await?);
             }
             bar.finish_and_clear();

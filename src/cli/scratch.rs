@@ -6,7 +6,7 @@ use super::{Done, Trouble};
 use crate::client::Client;
 use crate::job::{JobId, JobState, Namespace};
 use crate::limits;
-use crate::store::{Command, Select};
+use crate::store::{ControlCommand, Select};
 
 /// A directory that is gone with its guard.
 pub(super) struct Scratch {
@@ -54,12 +54,19 @@ pub(super) async fn purge(client: &Client, word: &str) -> Done {
     for view in client.queues().await? {
         for state in JobState::ALL {
             while view.counts.of(state) > 0 && state != JobState::Leased {
-                let purge = Command::Purge(Select::State {
+                let purge = ControlCommand::Purge(Select::State {
                     queue: view.queue.clone(),
                     state,
                     max: limits::CALL_ITEMS,
                 });
-                if client.control(purge, word, "over").await?.done == 0 {
+                if client
+                    .operator(word)
+                    .because("over")
+                    .command(purge)
+                    .await?
+                    .done
+                    == 0
+                {
                     break;
                 }
             }

@@ -14,7 +14,7 @@ use super::page::{Asked, Trouble, document, given, in_trouble};
 use crate::inspect::{self, Page};
 use crate::job::{JobId, JobState, QueueName};
 use crate::limits;
-use crate::store::{Command, Controlled, LeaseSelect, Select};
+use crate::store::{ControlCommand, Controlled, LeaseSelect, Select};
 
 /// Jobs that one click on a group changes. Each is a command of its own, on record.
 const MATCHING: usize = 1_000;
@@ -40,7 +40,7 @@ pub(super) struct Wish {
 /// What that comes down to.
 #[derive(Clone, Debug)]
 enum Plan {
-    One(Command),
+    One(ControlCommand),
     /// Retry or purge the dead jobs of a kind that died of the same.
     Matching {
         queue: QueueName,
@@ -65,10 +65,10 @@ impl Wish {
         };
         let one = |command| Ok(Plan::One(command));
         match (self.what.as_str(), given(self.queue.as_ref())) {
-            ("pause", _) => one(Command::Pause(queue()?)),
-            ("resume", _) => one(Command::Resume(queue()?)),
-            ("cancel", _) => one(Command::Cancel(Select::Job(job()?))),
-            ("revoke", _) => one(Command::Revoke(match given(self.owner.as_ref()) {
+            ("pause", _) => one(ControlCommand::Pause(queue()?)),
+            ("resume", _) => one(ControlCommand::Resume(queue()?)),
+            ("cancel", _) => one(ControlCommand::Cancel(Select::Job(job()?))),
+            ("revoke", _) => one(ControlCommand::Revoke(match given(self.owner.as_ref()) {
                 Some(owner) => LeaseSelect::Owner(Arc::from(owner)),
                 None => LeaseSelect::Job(job()?),
             })),
@@ -81,8 +81,8 @@ impl Wish {
                 error: self.error.clone().ok_or_else(|| needed("error"))?,
                 purge: self.what == "purge",
             }),
-            ("retry", None) => one(Command::RetryDead(Select::Job(job()?))),
-            ("purge", None) => one(Command::Purge(Select::Job(job()?))),
+            ("retry", None) => one(ControlCommand::RetryDead(Select::Job(job()?))),
+            ("purge", None) => one(ControlCommand::Purge(Select::Job(job()?))),
             _ => Err(Trouble::Invalid("There is no such command.".to_owned())),
         }
     }
@@ -156,7 +156,7 @@ pub(super) async fn confirm(asked: Asked, query: Result<Query<Wish>, QueryReject
 /// Title, words, the button's label, and whether it destroys.
 fn describe(wish: &Wish, plan: &Plan) -> (&'static str, Html, &'static str, bool) {
     match plan {
-        Plan::One(Command::Pause(queue)) => (
+        Plan::One(ControlCommand::Pause(queue)) => (
             "Pause a queue",
             html!(
                 "Nothing more is granted from <b>{}</b>. Leases that are live go on; jobs can still be stored.",
@@ -165,13 +165,13 @@ fn describe(wish: &Wish, plan: &Plan) -> (&'static str, Html, &'static str, bool
             "Pause",
             false,
         ),
-        Plan::One(Command::Resume(queue)) => (
+        Plan::One(ControlCommand::Resume(queue)) => (
             "Resume a queue",
             html!("<b>{}</b> grants leases again.", queue),
             "Resume",
             false,
         ),
-        Plan::One(Command::Cancel(_)) => (
+        Plan::One(ControlCommand::Cancel(_)) => (
             "Cancel a job",
             html!(
                 "A waiting job is called off at once. Of a leased one the holder is told with its next renewal; it keeps its lease until it stops."
@@ -179,7 +179,7 @@ fn describe(wish: &Wish, plan: &Plan) -> (&'static str, Html, &'static str, bool
             "Cancel the job",
             true,
         ),
-        Plan::One(Command::Revoke(LeaseSelect::Job(id))) => (
+        Plan::One(ControlCommand::Revoke(LeaseSelect::Job(id))) => (
             "Force-release a lease",
             html!(
                 "The lease of job <span class=\"mono\">{}</span> ends now and the job is ready again; nothing is charged to it. The old holder is fenced: what it still tries is refused by the store, and by every resource that checks its token.",
@@ -188,7 +188,7 @@ fn describe(wish: &Wish, plan: &Plan) -> (&'static str, Html, &'static str, bool
             "Force-release",
             true,
         ),
-        Plan::One(Command::Revoke(_)) => (
+        Plan::One(ControlCommand::Revoke(_)) => (
             "Force-release all leases of a worker",
             html!(
                 "Every lease of <b>{}</b> ends now and the jobs are ready again; nothing is charged to them. Right for a worker that is gone; a living one is fenced and goes on claiming.",
@@ -197,7 +197,7 @@ fn describe(wish: &Wish, plan: &Plan) -> (&'static str, Html, &'static str, bool
             "Release all",
             true,
         ),
-        Plan::One(Command::RetryDead(_)) => (
+        Plan::One(ControlCommand::RetryDead(_)) => (
             "Retry a dead job",
             html!("The job is ready again, with its failures and expiries at zero."),
             "Retry",
@@ -280,7 +280,9 @@ async fn carry_out(asked: &Asked, wish: &Wish) -> Result<Controlled, Trouble> {
         Plan::One(command) => Ok(asked
             .app
             .client
-            .control(command, &asked.actor, reason)
+            .operator(&asked.actor)
+            .because(reason)
+            .command(command)
             .await?),
         Plan::Matching {
             queue,
@@ -337,16 +339,22 @@ async fn each(
         for &id in some {
             let select = Select::Job(id);
             let command = if purge {
-                Command::Purge(select)
+                ControlCommand::Purge(select)
             } else {
-                Command::RetryDead(select)
+                ControlCommand::RetryDead(select)
             };
             let (client, actor, reason) = (
                 asked.app.client.clone(),
                 asked.actor.clone(),
                 reason.to_owned(),
             );
-            under_way.spawn(async move { client.control(command, actor, reason).await });
+            under_way.spawn(async move {
+                client
+                    .operator(actor)
+                    .because(reason)
+                    .command(command)
+                    .await
+            });
         }
         while let Some(done) = under_way.join_next().await {
             let done = done.map_err(|error| {

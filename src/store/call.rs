@@ -545,7 +545,7 @@ pub enum LeaseSelect {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
-pub enum Command {
+pub enum ControlCommand {
     /// Grant nothing more from a queue.
     Pause(QueueName),
     /// Grant again.
@@ -574,7 +574,7 @@ pub enum Command {
     },
 }
 
-impl Command {
+impl ControlCommand {
     /// The command's one word.
     pub const fn as_str(&self) -> &'static str {
         match self {
@@ -590,7 +590,7 @@ impl Command {
     }
 }
 
-impl fmt::Display for Command {
+impl fmt::Display for ControlCommand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pause(queue) | Self::Resume(queue) => {
@@ -631,7 +631,7 @@ pub struct ControlRequest {
     /// Why.
     pub reason: String,
     /// For what.
-    pub command: Command,
+    pub command: ControlCommand,
 }
 
 impl ControlRequest {
@@ -642,8 +642,8 @@ impl ControlRequest {
         without_zero("actor", &self.actor)?;
         without_zero("reason", &self.reason)?;
         match &self.command {
-            Command::Revoke(LeaseSelect::Owner(owner)) => without_zero("owner", owner)?,
-            Command::Revoke(LeaseSelect::Task(task)) => without_zero("task", task)?,
+            ControlCommand::Revoke(LeaseSelect::Owner(owner)) => without_zero("owner", owner)?,
+            ControlCommand::Revoke(LeaseSelect::Task(task)) => without_zero("task", task)?,
             _ => {}
         }
         if self.actor.is_empty() {
@@ -653,21 +653,21 @@ impl ControlRequest {
                 "a name: every command is on record",
             ));
         }
-        if self.reason.is_empty() && matches!(self.command, Command::Revoke(_)) {
+        if self.reason.is_empty() && matches!(self.command, ControlCommand::Revoke(_)) {
             return Err(Error::invalid(
                 "reason",
                 "nothing",
                 "a reason: a revoke overrides a live holder",
             ));
         }
-        if let Command::Reschedule { delay, .. } = &self.command {
+        if let ControlCommand::Reschedule { delay, .. } = &self.command {
             duration("delay", *delay)?;
         }
         match &self.command {
-            Command::Cancel(Select::State { max, .. })
-            | Command::RetryDead(Select::State { max, .. })
-            | Command::Purge(Select::State { max, .. })
-            | Command::Reschedule {
+            ControlCommand::Cancel(Select::State { max, .. })
+            | ControlCommand::RetryDead(Select::State { max, .. })
+            | ControlCommand::Purge(Select::State { max, .. })
+            | ControlCommand::Reschedule {
                 jobs: Select::State { max, .. },
                 ..
             } => bounded("max", *max, limits::CALL_ITEMS),

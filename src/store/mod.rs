@@ -54,10 +54,10 @@ mod wake;
 pub(crate) use call::PruneKeys;
 pub(crate) use call::bounded;
 pub use call::{
-    Beat, Checkpoint, CheckpointRequest, Checkpointed, ClaimQueue, ClaimRequest, Claimed, Command,
-    ControlRequest, Controlled, EnqueueRequest, Enqueued, Expiry, LeaseSelect, Outcome,
-    PruneRequest, ReapRequest, Renewal, RequestId, SESSION_IDLE, Select, SessionId, SettleRequest,
-    Settlement,
+    Beat, Checkpoint, CheckpointRequest, Checkpointed, ClaimQueue, ClaimRequest, Claimed,
+    ControlCommand, ControlRequest, Controlled, EnqueueRequest, Enqueued, Expiry, LeaseSelect,
+    Outcome, PruneRequest, ReapRequest, Renewal, RequestId, SESSION_IDLE, Select, SessionId,
+    SettleRequest, Settlement,
 };
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]

@@ -17,8 +17,8 @@ use crate::clock::{ManualClock, monotonic};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::job::NewJob;
 use crate::observe::Event;
-use crate::store::{Command, Enqueued, MemoryStore, Select, Store};
-use crate::worker::WorkerBuilder;
+use crate::store::{ControlCommand, Enqueued, MemoryStore, Select, Store};
+use crate::worker::Worker;
 use crate::worker::claimer;
 use crate::worker::pool::{Pool, Run};
 use crate::worker::settler::{self, Times};
@@ -55,18 +55,13 @@ impl Stage {
 
     pub(super) async fn enqueue(&self, mut job: NewJob) -> Result<()> {
         job.delay = Duration::ZERO;
-        Client::new(Arc::clone(&self.store))
-            .enqueue_new(job)
-            .await?;
+        Client::new(Arc::clone(&self.store)).enqueue(job).await?;
         Ok(())
     }
 
     /// Claims the job that is there, for a worker of its own: in real life its successor lives in
     /// another process.
-    pub(super) async fn claim(
-        &self,
-        handle: impl FnOnce(WorkerBuilder) -> WorkerBuilder,
-    ) -> Result<Actor> {
+    pub(super) async fn claim(&self, handle: impl FnOnce(Worker) -> Worker) -> Result<Actor> {
         let (ended, enqueued) = (
             Shared::<Option<Ended>>::default(),
             Arc::clone(&self.enqueued),
@@ -121,11 +116,9 @@ impl Stage {
         let client = Client::new(Arc::clone(&self.store));
         let job = actor.held.leases[actor.index].job.id;
         client
-            .control(
-                Command::Cancel(Select::Job(job)),
-                "testing",
-                "its successor is another job",
-            )
+            .operator("testing")
+            .because("its successor is another job")
+            .command(ControlCommand::Cancel(Select::Job(job)))
             .await?;
         Ok(())
     }

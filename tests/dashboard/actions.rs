@@ -12,7 +12,7 @@ use crate::scene::{abandon, job, memory, play, serve};
 #[tokio::test]
 async fn a_force_release_needs_a_reason_and_goes_on_record() {
     let client = memory();
-    client.enqueue_new(job("q", "step", "{}")).await.unwrap();
+    client.enqueue(job("q", "step", "{}")).await.unwrap();
     abandon(
         &**client.store(),
         "worker-1",
@@ -131,7 +131,7 @@ async fn a_group_of_dead_letters_is_retried_or_purged_and_no_other() {
 #[tokio::test]
 async fn forms_that_make_no_sense_change_nothing() {
     let client = memory();
-    client.enqueue_new(job("q", "step", "{}")).await.unwrap();
+    client.enqueue(job("q", "step", "{}")).await.unwrap();
     let at = serve(Dashboard::new(client.clone()).allow_actions(), "/").await;
     for form in [
         "",
@@ -155,7 +155,7 @@ async fn forms_that_make_no_sense_change_nothing() {
 async fn all_leases_of_a_worker_are_released_and_no_others() {
     let client = memory();
     let jobs = (0..6).map(|_| job("q", "step", "{}"));
-    client.enqueue_all(jobs.collect()).await.unwrap();
+    client.enqueue_many(jobs).await.unwrap();
     let store = &**client.store();
     abandon(store, "gone & lost", "q", Duration::from_secs(600), 4).await;
     abandon(store, "alive", "q", Duration::from_secs(600), 2).await;

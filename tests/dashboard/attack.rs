@@ -102,7 +102,7 @@ async fn a_thousand_idle_connections_keep_nobody_out() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_are_bounded_and_those_who_leave_make_room() {
     let client = memory();
-    client.enqueue_new(job("q", "step", "{}")).await.unwrap();
+    client.enqueue(job("q", "step", "{}")).await.unwrap();
     let dashboard = Dashboard::new(client).refresh(Duration::from_millis(100));
     let at = serve(dashboard, "/").await;
     let mut streams = Vec::new();
@@ -135,7 +135,7 @@ async fn streams_are_bounded_and_those_who_leave_make_room() {
 async fn a_stream_that_is_not_read_holds_up_nobody() {
     let client = memory();
     let jobs = (0..60).map(|_| job("q", "step", "{}"));
-    client.enqueue_all(jobs.collect()).await.unwrap();
+    client.enqueue_many(jobs).await.unwrap();
     let dashboard = Dashboard::new(client).refresh(Duration::from_millis(100));
     let at = serve(dashboard, "/").await;
     let deaf: Vec<Events> = {

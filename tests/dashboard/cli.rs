@@ -59,7 +59,7 @@ async fn store() -> (tempfile::TempDir, String) {
     let url = format!("sqlite://{}", dir.path().join("jobs.db").display());
     let client = Client::open(&url).await.unwrap();
     client
-        .enqueue_new(job("from-the-file", "step", "{}"))
+        .enqueue(job("from-the-file", "step", "{}"))
         .await
         .unwrap();
     (dir, url)

@@ -39,7 +39,7 @@ async fn every_metric_they_use_appears_in_a_scrape() {
         .unwrap()
         .delay(Duration::from_secs(900));
     client
-        .enqueue_all(vec![unique.clone(), unique])
+        .enqueue_many(vec![unique.clone(), unique])
         .await
         .unwrap();
     let playing = play(&client).await;

@@ -195,7 +195,7 @@ async fn a_queue_shows_the_keys_with_the_most_parked_jobs() {
             .unwrap();
         jobs.extend(vec![job; count]);
     }
-    client.enqueue_all(jobs).await.unwrap();
+    client.enqueue_many(jobs).await.unwrap();
     let page = get(serve(Dashboard::new(client), "/").await, "/queues").await;
     let shown: Vec<&str> = page
         .body
@@ -214,7 +214,7 @@ async fn a_queue_shows_the_keys_with_the_most_parked_jobs() {
 async fn a_job_is_found_by_its_id_from_every_page() {
     let client = memory();
     let job = scene::job("mail", "send_mail", "{}");
-    let id = client.enqueue_new(job).await.unwrap().id().to_string();
+    let id = client.enqueue(job).await.unwrap().id().to_string();
     let at = serve(Dashboard::new(client), "/ops").await;
     for path in ["/ops", "/ops/leases", "/ops/queues", "/ops/nowhere"] {
         let page = get(at, path).await;
@@ -292,7 +292,7 @@ async fn a_stream_sends_what_changes() {
     events.until("No queues yet").await;
     events.forget();
     client
-        .enqueue_new(scene::job("fresh-queue", "step", "{}"))
+        .enqueue(scene::job("fresh-queue", "step", "{}"))
         .await
         .unwrap();
     events.until("fresh-queue").await;

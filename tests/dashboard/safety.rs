@@ -50,7 +50,7 @@ async fn a_public_address_needs_authentication() {
 async fn nothing_is_shown_without_the_right_credentials() {
     let client = memory();
     client
-        .enqueue_new(job("hidden-queue", "step", "{}"))
+        .enqueue(job("hidden-queue", "step", "{}"))
         .await
         .unwrap();
     let exporter = Exporter::of_the_store().unwrap();
@@ -130,7 +130,7 @@ async fn an_open_dashboard_answers_to_its_own_names_only() {
 #[tokio::test]
 async fn it_is_read_only_unless_told_otherwise() {
     let client = memory();
-    client.enqueue_new(job("q", "step", "{}")).await.unwrap();
+    client.enqueue(job("q", "step", "{}")).await.unwrap();
     let at = serve(Dashboard::new(client.clone()), "/").await;
     let form = "do=pause&queue=q&reason=test";
     assert_eq!(post(at, "/act", form).await.status, 403);
@@ -146,7 +146,7 @@ async fn it_is_read_only_unless_told_otherwise() {
 #[tokio::test]
 async fn commands_from_other_sites_are_refused() {
     let client = memory();
-    client.enqueue_new(job("q", "step", "{}")).await.unwrap();
+    client.enqueue(job("q", "step", "{}")).await.unwrap();
     let at = serve(Dashboard::new(client.clone()).allow_actions(), "/").await;
     let form = "Content-Type: application/x-www-form-urlencoded";
     let body = "do=pause&queue=q&reason=test";
@@ -223,7 +223,7 @@ async fn every_answer_carries_the_strict_headers_and_nothing_is_inline() {
 #[tokio::test]
 async fn the_way_back_leads_nowhere_else() {
     let client = memory();
-    client.enqueue_new(job("q", "step", "{}")).await.unwrap();
+    client.enqueue(job("q", "step", "{}")).await.unwrap();
     let at = serve(Dashboard::new(client).allow_actions(), "/").await;
     for back in [
         "https%3A%2F%2Fevil.example",
@@ -243,7 +243,7 @@ async fn the_way_back_leads_nowhere_else() {
 #[tokio::test]
 async fn a_worker_serves_its_metrics_alone() {
     let client = memory();
-    client.enqueue_new(job("q", "step", "{}")).await.unwrap();
+    client.enqueue(job("q", "step", "{}")).await.unwrap();
     let port = Port::keep();
     let at = port.at;
     let exporter = Exporter::of_the_store().unwrap();

@@ -54,7 +54,7 @@ async fn fill(client: &Client, size: &Size) {
         let jobs: Vec<NewJob> = (0..some)
             .map(|n| job("bulk", "step", &format!("{{\"n\":{n}}}")))
             .collect();
-        client.enqueue_all(jobs).await.unwrap();
+        client.enqueue_many(jobs).await.unwrap();
         left -= some;
     }
     let mut held = 0;
@@ -198,7 +198,7 @@ async fn drain(client: &Client, jobs: u64, cpu: impl Fn() -> Duration) -> f64 {
     while left > 0 {
         let some = left.min(10_000);
         let batch: Vec<NewJob> = (0..some).map(|_| NewJob::of(&Step {}).unwrap()).collect();
-        client.enqueue_all(batch).await.unwrap();
+        client.enqueue_many(batch).await.unwrap();
         left -= some;
     }
     // Nobody asks the store how far it is: that would cost more than a page.

@@ -11,7 +11,7 @@ use leasehold::lease::{Grant, Nonce, Progress};
 use leasehold::rules::Transition;
 use leasehold::store::conformance::Snapshot;
 use leasehold::store::{
-    Beat, Checkpoint, CheckpointRequest, ClaimQueue, ClaimRequest, Command, ControlRequest,
+    Beat, Checkpoint, CheckpointRequest, ClaimQueue, ClaimRequest, ControlCommand, ControlRequest,
     EnqueueRequest, LeaseSelect, Outcome, PruneRequest, ReapRequest, RequestId, Select, SessionId,
     SettleRequest, Settlement,
 };
@@ -423,25 +423,27 @@ impl World {
         back.map_or(JobId::from_bytes([9; 16]), |at| self.jobs[at])
     }
 
-    fn command(&self, spec: &ControlSpec) -> Command {
+    fn command(&self, spec: &ControlSpec) -> ControlCommand {
         match spec {
-            ControlSpec::Pause(at) => Command::Pause(queue(*at)),
-            ControlSpec::Resume(at) => Command::Resume(queue(*at)),
-            ControlSpec::Configure(at, relaxed) => Command::Configure {
+            ControlSpec::Pause(at) => ControlCommand::Pause(queue(*at)),
+            ControlSpec::Resume(at) => ControlCommand::Resume(queue(*at)),
+            ControlSpec::Configure(at, relaxed) => ControlCommand::Configure {
                 queue: queue(*at),
                 relaxed: *relaxed,
             },
-            ControlSpec::Cancel(jobs) => Command::Cancel(self.select(jobs)),
-            ControlSpec::RevokeJob(at) => Command::Revoke(LeaseSelect::Job(self.some_job(*at))),
+            ControlSpec::Cancel(jobs) => ControlCommand::Cancel(self.select(jobs)),
+            ControlSpec::RevokeJob(at) => {
+                ControlCommand::Revoke(LeaseSelect::Job(self.some_job(*at)))
+            }
             ControlSpec::RevokeOwner(at) => {
-                Command::Revoke(LeaseSelect::Owner(OWNERS[*at as usize].into()))
+                ControlCommand::Revoke(LeaseSelect::Owner(OWNERS[*at as usize].into()))
             }
             ControlSpec::RevokeTask(at) => {
-                Command::Revoke(LeaseSelect::Task(TASKS[*at as usize].into()))
+                ControlCommand::Revoke(LeaseSelect::Task(TASKS[*at as usize].into()))
             }
-            ControlSpec::RetryDead(jobs) => Command::RetryDead(self.select(jobs)),
-            ControlSpec::Purge(jobs) => Command::Purge(self.select(jobs)),
-            ControlSpec::Reschedule(jobs, delay) => Command::Reschedule {
+            ControlSpec::RetryDead(jobs) => ControlCommand::RetryDead(self.select(jobs)),
+            ControlSpec::Purge(jobs) => ControlCommand::Purge(self.select(jobs)),
+            ControlSpec::Reschedule(jobs, delay) => ControlCommand::Reschedule {
                 jobs: self.select(jobs),
                 delay: secs(*delay),
             },

@@ -231,7 +231,7 @@ impl Hand {
                     say(&format!("open {}", ctx.job_id()));
                     GO.acquire().await?.forget();
                 }
-                let saved = ctx.checkpoint(&ctx.token()).await;
+                let saved = ctx.save_checkpoint(&ctx.token()).await;
                 let word = if saved.is_ok() { "stored" } else { "refused" };
                 say(&format!("wrote {word}"));
                 saved

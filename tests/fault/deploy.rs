@@ -45,7 +45,7 @@ async fn roll(by: Signal, rounds: usize) -> (Stage, QueueView, Vec<JobView>, Jud
         load(&stage).await;
         // Enqueued by the new version, and met by the old one, too.
         let novelties = vec![NewJob::of(&Novelty).unwrap(); 5];
-        stage.world.client.enqueue_all(novelties).await.unwrap();
+        stage.world.client.enqueue_many(novelties).await.unwrap();
         let busy = |view: &QueueView| view.counts.leased >= WORKERS as u64;
         stage.world.until("everybody to be at work", busy).await;
         let mut old = fleet.remove(0);

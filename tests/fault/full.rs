@@ -75,7 +75,7 @@ async fn full_disk() {
     for _ in 0..20 {
         stored += world
             .client
-            .enqueue_all(vec![job(); 10])
+            .enqueue_many(vec![job(); 10])
             .await
             .unwrap()
             .len();
@@ -88,7 +88,7 @@ async fn full_disk() {
     // Room that was used before is used again, so not every call is refused.
     while first.is_none() || start.elapsed() < 2 * TERM {
         careless.enqueue();
-        match world.client.enqueue_all(vec![job(); 10]).await {
+        match world.client.enqueue_many(vec![job(); 10]).await {
             Ok(jobs) => stored += jobs.len(),
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Full, "{error}");
@@ -103,7 +103,7 @@ async fn full_disk() {
     for _ in 0..5 {
         stored += world
             .client
-            .enqueue_all(vec![job(); 10])
+            .enqueue_many(vec![job(); 10])
             .await
             .unwrap()
             .len();

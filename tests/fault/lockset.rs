@@ -187,7 +187,7 @@ async fn run(arm: Arm, queue: String, place: Place) -> Tally {
             jobs.push(job.exclusive(key.to_string()).unwrap());
         }
     }
-    client.enqueue_all(jobs).await.unwrap();
+    client.enqueue_many(jobs).await.unwrap();
     for key in 0..KEYS {
         place.create(key).await;
     }

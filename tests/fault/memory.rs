@@ -51,7 +51,7 @@ async fn redis_out_of_memory() {
     // A lease that ran out all the same cannot be granted again without room; it is judged below.
     while ended < HELD as u64 / 2 {
         let nap = NewJob::of(&Chore::Nap { millis: 0 }).unwrap();
-        let full = stage.world.client.enqueue_new(nap).await.unwrap_err();
+        let full = stage.world.client.enqueue(nap).await.unwrap_err();
         assert_eq!(full.kind(), ErrorKind::Full, "{full}");
         refused += 1;
         // The control arm: a deadline that is kept by a plain command cannot be moved.

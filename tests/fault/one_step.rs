@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use leasehold::atomic_redis::RedisContext as _;
 use leasehold::fence::redis::{Commands, RedisFence};
 use leasehold::inspect::{self, QueueView};
 use leasehold::job::{JobOptions, QueueName};
@@ -110,13 +111,13 @@ async fn kill_payers(together: bool, kills: usize, enough: impl Fn(&[u64]) -> bo
         Process::start(&Role::Payer(PayerRole { queue }))
     };
     let jobs = vec![NewJob::of(&Pay { together }).unwrap(); 400];
-    client.enqueue_all(jobs.clone()).await.unwrap();
+    client.enqueue_many(jobs.clone()).await.unwrap();
     let mut fleet: Vec<Process> = (0..WORKERS).map(|_| start()).collect();
     let mut killed = 0;
     while killed < kills && !enough(&paid(&server)) {
         let mut victim = fleet.remove(0);
         // It is at work, with the queue full: from here on any moment is as good as any other.
-        client.enqueue_all(jobs.clone()).await.unwrap();
+        client.enqueue_many(jobs.clone()).await.unwrap();
         victim.hear("paid");
         let until = Instant::now() + Duration::from_micros(fastrand::u64(..15_000));
         tokio::time::sleep_until(until.into()).await;

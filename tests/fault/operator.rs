@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::JobId;
 use leasehold::inspect::QueueView;
-use leasehold::store::{Command, LeaseSelect};
+use leasehold::store::LeaseSelect;
 use rustix::process::Signal;
 
 use crate::MACHINE;
@@ -55,10 +55,8 @@ async fn manual_recovery() {
     assert_eq!(held.len(), KEYS);
 
     // Twice at once, and of what is not there or has ended.
-    let revoke = |select| {
-        let command = Command::Revoke(select);
-        stage.world.client.control(command, "ada", "it hangs")
-    };
+    let ada = stage.world.client.operator("ada").because("it hangs");
+    let revoke = |select: LeaseSelect| ada.revoke(select);
     let revoked = Instant::now();
     let owner = || LeaseSelect::Owner("first".into());
     let (one, other) = tokio::join!(revoke(owner()), revoke(owner()));

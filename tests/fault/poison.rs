@@ -96,7 +96,7 @@ async fn work(neighbours: usize, workers: usize, limit: u32, flaw: Option<Flaw>)
         job.options.max_expiries = limit;
         job
     });
-    let ids = world.client.enqueue_all(jobs.collect()).await.unwrap();
+    let ids = world.client.enqueue_many(jobs).await.unwrap();
     let poison = ids[0].id();
     let start = |world: &mut World| {
         let mut role = world.role(8);

@@ -128,7 +128,7 @@ async fn concurrent_acquisition() {
     });
     let all: Vec<_> = all.collect();
     for _ in 0..rounds {
-        stage.world.client.enqueue_all(all.clone()).await.unwrap();
+        stage.world.client.enqueue_many(all.clone()).await.unwrap();
         stage.drained().await;
     }
     let view: QueueView = stage.drained().await;

@@ -170,7 +170,7 @@ async fn produce(role: ProducerRole) {
                     say(&format!("stored {producer} {number}"));
                 }
                 let note = NewJob::of(&Errand::Note { producer, number }).unwrap();
-                client.enqueue_new(note).await.unwrap();
+                client.enqueue(note).await.unwrap();
                 if !hasty {
                     say(&format!("stored {producer} {number}"));
                 }
@@ -294,7 +294,7 @@ impl Hand {
         // A resource that nobody guards.
         let unguarded = self.role.marks.join(job.to_string());
         std::fs::write(unguarded, ctx.token().to_string()).unwrap();
-        let saved = ctx.checkpoint(&ctx.token()).await;
+        let saved = ctx.save_checkpoint(&ctx.token()).await;
         if !late {
             return saved;
         }

@@ -133,8 +133,7 @@ impl Stage {
                 _ => job,
             }
         });
-        let jobs = jobs.collect();
-        self.world.client.enqueue_all(jobs).await.unwrap();
+        self.world.client.enqueue_many(jobs).await.unwrap();
     }
 
     /// Naps of up to `millis`.

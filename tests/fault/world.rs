@@ -132,7 +132,7 @@ impl World {
 
     pub(crate) async fn enqueue(&self, errands: &[Errand]) -> Vec<JobId> {
         let jobs = errands.iter().map(|errand| NewJob::of(errand).unwrap());
-        let jobs = self.client.enqueue_all(jobs.collect()).await.unwrap();
+        let jobs = self.client.enqueue_many(jobs).await.unwrap();
         jobs.into_iter()
             .map(leasehold::store::Enqueued::id)
             .collect()

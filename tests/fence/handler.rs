@@ -8,7 +8,7 @@ use leasehold::fence::memory::Cell;
 use leasehold::fence::{Fence as _, FenceError, Op, Scope};
 use leasehold::inspect::Ledger;
 use leasehold::job::{JobState, Key, Namespace, QueueName};
-use leasehold::store::{Command, LeaseSelect};
+use leasehold::store::{ControlCommand, LeaseSelect};
 use leasehold::{
     Client, Context, Failure, FencingToken, Job, MemoryStore, NewJob, RetryPolicy, Store,
 };
@@ -168,8 +168,13 @@ async fn haunted(store: Arc<dyn Store>, fenced: bool) -> (Ledger, i64, usize) {
     let worker = client.worker().handle(handler).slots(2);
     let all_over = async {
         frozen.notified().await;
-        let revoke = Command::Revoke(LeaseSelect::Job(id));
-        client.control(revoke, "test", "replaced").await.unwrap();
+        let revoke = ControlCommand::Revoke(LeaseSelect::Job(id));
+        client
+            .operator("test")
+            .because("replaced")
+            .command(revoke)
+            .await
+            .unwrap();
         ended(&client, |ledger| ledger.completed == 1).await;
         zombie_done.notified().await;
     };
@@ -214,7 +219,7 @@ async fn the_scope_is_the_exclusive_key_or_else_the_job() {
         let plain = client.enqueue(&Debit { amount: 1 }).await.unwrap().id();
         let keyed = NewJob::of(&Debit { amount: 2 }).unwrap();
         let keyed = keyed.exclusive("account/7").unwrap();
-        client.enqueue_new(keyed).await.unwrap();
+        client.enqueue(keyed).await.unwrap();
         let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
         let noted = seen.clone();
         let handler = move |job: Debit, ctx: Context| {

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold::atomic_redis::RedisContext as _;
 use leasehold::clock::ManualClock;
 use leasehold::fence::redis::Commands;
 use leasehold::job::{JobState, Namespace};
 use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 use leasehold::store::{
-    Checkpoint, Checkpointed, Command, LeaseSelect, RedisOptions, RedisStore, RequestId, Select,
-    acl_rule,
+    Checkpoint, Checkpointed, ControlCommand, LeaseSelect, RedisOptions, RedisStore, RequestId,
+    Select, acl_rule,
 };
 use leasehold::{Client, Context, Error, ErrorKind, Failure, MemoryStore, NewJob, Result, Verdict};
 
@@ -321,7 +322,8 @@ async fn a_checkpoint_with_commands_is_answered_as_any_other() {
     // A number that is saved already tells as much.
     let saved = save(&held, d.request(), 2).await.unwrap();
     assert_eq!(saved, told(true, false));
-    d.control(Command::Cancel(Select::Job(held.id()))).await;
+    d.control(ControlCommand::Cancel(Select::Job(held.id())))
+        .await;
     let saved = save(&held, d.request(), 3).await.unwrap();
     assert_eq!(saved, told(true, true));
     assert_eq!(text(&server.server, &n).as_deref(), Some("3"));
@@ -387,8 +389,8 @@ fn client(url: &str, partitions: u16) -> Client {
 async fn a_handler_completes_with_its_commands_and_nothing_else_settles_it() {
     let server = Standalone::start(&[]);
     let client = client(server.url(), 1);
-    let jobs = (0..200).map(|n| NewJob::of(&Pay { n }).unwrap()).collect();
-    let jobs = client.enqueue_all(jobs).await.unwrap();
+    let jobs = (0..200).map(|n| NewJob::of(&Pay { n }).unwrap());
+    let jobs = client.enqueue_many(jobs).await.unwrap();
     let handler = |job: Pay, ctx: Context, run: usize| async move {
         ctx.set_result(&job.n)?;
         let paid = Commands::new().hincr_by(ctx.data_key("paid")?, job.n.to_string(), 1);
@@ -432,8 +434,12 @@ async fn a_handler_whose_lease_is_somebody_elses_ends_as_lost_and_a_wrong_comman
             let paid = Commands::new().incr_by(&key, 1);
             match run {
                 0 => {
-                    let revoke = Command::Revoke(LeaseSelect::Job(id));
-                    client.control(revoke, "test", "stale").await?;
+                    let revoke = ControlCommand::Revoke(LeaseSelect::Job(id));
+                    client
+                        .operator("test")
+                        .because("stale")
+                        .command(revoke)
+                        .await?;
                     let completed = ctx.complete_with(paid).await;
                     assert!(completed.as_ref().is_err_and(Failure::is_lost));
                     completed
@@ -465,7 +471,7 @@ async fn steps_done(together: bool) -> Vec<u64> {
         let (client, redis) = (control.clone(), Arc::clone(&redis));
         async move {
             let paid = ctx.data_key("paid")?;
-            let done: usize = ctx.load()?.unwrap_or_default();
+            let done: usize = ctx.last_checkpoint()?.unwrap_or_default();
             for step in done..6 {
                 let field = step.to_string();
                 if !together {
@@ -474,14 +480,18 @@ async fn steps_done(together: bool) -> Vec<u64> {
                 }
                 let lost = run < 2 && step == 2 * (run + 1);
                 if lost {
-                    let revoke = Command::Revoke(LeaseSelect::Job(id));
-                    client.control(revoke, "test", "stale").await?;
+                    let revoke = ControlCommand::Revoke(LeaseSelect::Job(id));
+                    client
+                        .operator("test")
+                        .because("stale")
+                        .command(revoke)
+                        .await?;
                 }
                 let saved = if together {
                     let pay = Commands::new().hincr_by(&paid, field, 1);
-                    ctx.checkpoint_with(&(step + 1), pay).await
+                    ctx.save_checkpoint_with(&(step + 1), pay).await
                 } else {
-                    ctx.checkpoint(&(step + 1)).await
+                    ctx.save_checkpoint(&(step + 1)).await
                 };
                 assert_eq!(saved.is_err(), lost);
                 saved?;
@@ -516,7 +526,7 @@ async fn on_a_cluster_the_data_of_each_partition_is_in_its_slot() {
         let job = NewJob::of(&Pay { n }).unwrap();
         job.exclusive(format!("account {}", n % 8)).unwrap()
     });
-    client.enqueue_all(jobs.collect()).await.unwrap();
+    client.enqueue_many(jobs).await.unwrap();
     let handler = |job: Pay, ctx: Context, _: usize| async move {
         let paid = ctx.data_key("paid")?;
         ctx.complete_with(Commands::new().hincr_by(paid, job.n.to_string(), 1))

@@ -8,7 +8,7 @@ use std::time::Duration;
 use leasehold::inspect::Ledger;
 use leasehold::job::JobState;
 use leasehold::observe::Event;
-use leasehold::store::{Command, LeaseSelect, SqliteStore};
+use leasehold::store::{ControlCommand, LeaseSelect, SqliteStore};
 use leasehold::{Client, Context, ErrorKind, Failure, MemoryStore, NewJob};
 use rusqlite::{Connection, DropBehavior};
 use tempfile::TempDir;
@@ -76,7 +76,7 @@ fn pay(db: &Connection, run: usize) -> rusqlite::Result<usize> {
 async fn a_committed_completion_needs_no_other_settlement_and_no_renewal_takes_it_for_lost() {
     let world = World::new();
     let jobs = vec![NewJob::of(&Pay::default()).unwrap(); 2];
-    let jobs = world.client.enqueue_all(jobs).await.unwrap();
+    let jobs = world.client.enqueue_many(jobs).await.unwrap();
     let renewals = Arc::clone(&world.renewals);
     let handler = move |mut db: Connection, ctx: Context, run: usize| {
         let renewals = Arc::clone(&renewals);
@@ -84,7 +84,7 @@ async fn a_committed_completion_needs_no_other_settlement_and_no_renewal_takes_i
             if run == 0 {
                 let tx = db.transaction()?;
                 pay(&tx, run)?;
-                ctx.checkpoint_in(&tx, &"half way")?;
+                ctx.save_checkpoint_in(&tx, &"half way")?;
                 ctx.set_result(&42)?;
                 ctx.complete_in(tx)?;
             }
@@ -183,13 +183,13 @@ async fn a_transaction_that_is_not_committed_has_done_nothing() {
                 ctx.complete_in(tx)
             }
             1 => {
-                ctx.checkpoint_in(&tx, &1)?;
+                ctx.save_checkpoint_in(&tx, &1)?;
                 ctx.enqueue_in(&tx, &Pay::default())?;
                 drop(tx);
                 Err(Failure::from("changed its mind"))
             }
             _ => {
-                assert!(ctx.saved().is_none());
+                assert!(ctx.saved_checkpoint().is_none());
                 ctx.complete_in(tx)
             }
         }
@@ -209,8 +209,12 @@ async fn a_stale_owners_whole_transaction_is_rolled_back() {
         let client = client.clone();
         async move {
             if run == 0 {
-                let revoke = Command::Revoke(LeaseSelect::Job(id));
-                client.control(revoke, "test", "stale").await?;
+                let revoke = ControlCommand::Revoke(LeaseSelect::Job(id));
+                client
+                    .operator("test")
+                    .because("stale")
+                    .command(revoke)
+                    .await?;
             }
             let mut tx = db.transaction()?;
             // Even if the caller would have it committed.
@@ -232,11 +236,11 @@ async fn jobs_are_enqueued_if_the_transaction_commits() {
     let mut db = connect(&world.path);
     let jobs = || vec![NewJob::of(&Pay::default()).unwrap().unique("one").unwrap()];
     let tx = db.transaction().unwrap();
-    world.client.enqueue_in(&tx, jobs()).unwrap();
+    world.client.enqueue_many_in(&tx, jobs()).unwrap();
     tx.rollback().unwrap();
     let tx = db.transaction().unwrap();
-    let first = world.client.enqueue_in(&tx, jobs()).unwrap()[0].id();
-    let again = world.client.enqueue_in(&tx, jobs()).unwrap()[0];
+    let first = world.client.enqueue_many_in(&tx, jobs()).unwrap()[0].id();
+    let again = world.client.enqueue_many_in(&tx, jobs()).unwrap()[0];
     assert_eq!(again, leasehold::store::Enqueued::Duplicate(first));
     tx.commit().unwrap();
     assert_eq!(world.client.ledger().await.unwrap().enqueued, 1);
@@ -248,7 +252,7 @@ async fn jobs_are_enqueued_if_the_transaction_commits() {
         let mut db = connect(&path);
         let tx = db.transaction().unwrap();
         let job = NewJob::of(&Pay::default()).unwrap();
-        client.enqueue_in(&tx, vec![job]).unwrap();
+        client.enqueue_many_in(&tx, vec![job]).unwrap();
         tx.commit().unwrap();
     });
     let handler = |_: Connection, _: Context, _: usize| async { Ok(()) };
@@ -264,9 +268,9 @@ async fn a_transaction_of_another_file_or_another_store_is_refused() {
     let job = || vec![NewJob::of(&Pay::default()).unwrap()];
     let mut db = connect(&other.path);
     let tx = db.transaction().unwrap();
-    let error = world.client.enqueue_in(&tx, job()).unwrap_err();
+    let error = world.client.enqueue_many_in(&tx, job()).unwrap_err();
     assert_eq!(error.field(), Some("transaction"), "{error}");
     let memory = Client::new(Arc::new(MemoryStore::new()));
-    let error = memory.enqueue_in(&tx, job()).unwrap_err();
+    let error = memory.enqueue_many_in(&tx, job()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
 }

@@ -164,7 +164,7 @@ async fn a_list_longer_than_a_page_is_read_page_by_page(new: New) {
     let place = new();
     let world = place.world().await;
     let jobs = (0..2_345).map(|_| crate::world::job("day", "mail"));
-    world.client.enqueue_all(jobs.collect()).await.unwrap();
+    world.client.enqueue_many(jobs).await.unwrap();
     let ids = place
         .ndjson(&["jobs", "ls", "--limit", "0"])
         .into_iter()

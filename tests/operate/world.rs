@@ -222,7 +222,7 @@ impl World {
     }
 
     pub(crate) async fn enqueue(&self, job: NewJob) -> JobId {
-        match self.client.enqueue_new(job).await.unwrap() {
+        match self.client.enqueue(job).await.unwrap() {
             Enqueued::New(id) => id,
             Enqueued::Duplicate(id) => panic!("{id} was there"),
         }

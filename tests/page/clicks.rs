@@ -87,7 +87,7 @@ async fn dead_letters_of_one_kind_are_retried_together() {
 async fn a_queue_is_paused_and_resumed_without_the_script() {
     let client = memory();
     client
-        .enqueue_new(crate::scene::job("q", "step", "{}"))
+        .enqueue(crate::scene::job("q", "step", "{}"))
         .await
         .unwrap();
     let at = serve(Dashboard::new(client.clone()).allow_actions(), "/").await;

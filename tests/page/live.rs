@@ -16,7 +16,7 @@ const STATE: &str = "document.getElementById('pulse').dataset.state";
 #[ignore = "needs chromium: ./tests/run"]
 async fn the_countdown_moves_between_events_and_a_silent_holder_is_marked() {
     let client = memory();
-    client.enqueue_new(job("q", "step", "{}")).await.unwrap();
+    client.enqueue(job("q", "step", "{}")).await.unwrap();
     abandon(
         &**client.store(),
         "worker-1",
@@ -48,10 +48,7 @@ async fn the_countdown_moves_between_events_and_a_silent_holder_is_marked() {
     browser.until(&format!("{UPDATES} > {updates}")).await;
 
     // A lease that nobody renews turns late, then silent, then it is gone and the job is ready.
-    client
-        .enqueue_new(job("short", "step", "{}"))
-        .await
-        .unwrap();
+    client.enqueue(job("short", "step", "{}")).await.unwrap();
     abandon(
         &**client.store(),
         "worker-2",
@@ -72,10 +69,7 @@ async fn the_countdown_moves_between_events_and_a_silent_holder_is_marked() {
 #[ignore = "needs chromium: ./tests/run"]
 async fn the_page_comes_back_after_the_server_was_restarted() {
     let client = memory();
-    client
-        .enqueue_new(job("before", "step", "{}"))
-        .await
-        .unwrap();
+    client.enqueue(job("before", "step", "{}")).await.unwrap();
     let dashboard = Dashboard::new(client.clone()).refresh(Duration::from_millis(200));
     let port = Port::keep();
     let (at, first) = serve_at(dashboard.clone(), "/", port.at.port()).await;
@@ -86,7 +80,7 @@ async fn the_page_comes_back_after_the_server_was_restarted() {
     let _ = first.await;
     browser.until(&format!("{STATE} === 'waiting'")).await;
     client
-        .enqueue_new(job("meanwhile", "step", "{}"))
+        .enqueue(job("meanwhile", "step", "{}"))
         .await
         .unwrap();
     let (_, _second) = serve_at(dashboard, "/", at.port()).await;
@@ -111,10 +105,7 @@ async fn a_hidden_page_asks_for_nothing() {
     };
     browser.value(&hide(true)).await;
     assert_eq!(browser.value(STATE).await, json!("off"));
-    client
-        .enqueue_new(job("unseen", "step", "{}"))
-        .await
-        .unwrap();
+    client.enqueue(job("unseen", "step", "{}")).await.unwrap();
     let updates = browser.value(UPDATES).await;
     // Another page sees it: so this one could have.
     let mut other = crate::http::Events::open(at, "/queues").await;

@@ -23,10 +23,10 @@ async fn traffic(client: Client) {
     for round in 0_u64.. {
         let wave = 6 + (round % 40).abs_diff(20) / 2;
         let mails = (0..wave).map(|n| job("mail", "send_mail", &format!("{{\"to\":{n}}}")));
-        client.enqueue_all(mails.collect()).await.unwrap();
+        client.enqueue_many(mails).await.unwrap();
         if round % 17 == 5 {
             client
-                .enqueue_new(job("exports", "export_ledger", "{}"))
+                .enqueue(job("exports", "export_ledger", "{}"))
                 .await
                 .unwrap();
             let store = Arc::clone(client.store());
@@ -90,7 +90,7 @@ async fn screenshots() {
     let at = serve(dashboard, "/").await;
     // Two holders that will not have been heard from for a while.
     let backups = (0..2).map(|n| job("backups", "snapshot", &format!("{{\"disk\":{n}}}")));
-    client.enqueue_all(backups.collect()).await.unwrap();
+    client.enqueue_many(backups).await.unwrap();
     abandon(
         &**client.store(),
         "worker-3.us",

@@ -8,7 +8,7 @@ use leasehold::clock::SystemClock;
 use leasehold::inspect::Ledger;
 use leasehold::job::JobState;
 use leasehold::observe::Event;
-use leasehold::store::{Command, Enqueued, LeaseSelect};
+use leasehold::store::{ControlCommand, Enqueued, LeaseSelect};
 use leasehold::{Client, Context, ErrorKind, Failure, MemoryStore, NewJob};
 use tokio_postgres::GenericClient;
 
@@ -78,7 +78,7 @@ async fn pay(
 async fn a_committed_completion_needs_no_other_settlement_and_no_renewal_takes_it_for_lost() {
     let world = World::new("paid_once").await;
     let jobs = vec![NewJob::of(&Pay::default()).unwrap(); 2];
-    let jobs = world.client.enqueue_all(jobs).await.unwrap();
+    let jobs = world.client.enqueue_many(jobs).await.unwrap();
     let renewals = Arc::clone(&world.renewals);
     let handler = move |mut db: tokio_postgres::Client, ctx: Context, run: usize| {
         let renewals = Arc::clone(&renewals);
@@ -86,7 +86,7 @@ async fn a_committed_completion_needs_no_other_settlement_and_no_renewal_takes_i
             if run == 0 {
                 let tx = db.transaction().await?;
                 pay(&tx, "paid_once", run).await?;
-                ctx.checkpoint_in(&tx, &"half way").await?;
+                ctx.save_checkpoint_in(&tx, &"half way").await?;
                 ctx.set_result(&42)?;
                 ctx.complete_in(tx).await?;
             }
@@ -128,7 +128,7 @@ async fn what_is_not_committed_did_not_happen() {
             // A transaction that was begun by a statement is one too.
             db.batch_execute("BEGIN").await?;
             pay(&db, "paid_late", run).await?;
-            assert!(ctx.saved().is_none());
+            assert!(ctx.saved_checkpoint().is_none());
             return ctx.complete_in(&db).await;
         }
         let tx = db.transaction().await?;
@@ -140,7 +140,7 @@ async fn what_is_not_committed_did_not_happen() {
                 ctx.complete_in(tx).await
             }
             1 => {
-                ctx.checkpoint_in(&tx, &1).await?;
+                ctx.save_checkpoint_in(&tx, &1).await?;
                 ctx.enqueue_in(&tx, &Pay::default()).await?;
                 drop(tx);
                 Err(Failure::from("changed its mind"))
@@ -173,13 +173,17 @@ async fn a_stale_owners_whole_transaction_is_rolled_back() {
         let client = client.clone();
         async move {
             if run < 2 {
-                let revoke = Command::Revoke(LeaseSelect::Job(id));
-                client.control(revoke, "test", "stale").await?;
+                let revoke = ControlCommand::Revoke(LeaseSelect::Job(id));
+                client
+                    .operator("test")
+                    .because("stale")
+                    .command(revoke)
+                    .await?;
             }
             let tx = db.transaction().await?;
             pay(&tx, "paid_stale", run).await?;
             let done = match run {
-                0 => ctx.checkpoint_in(&tx, &1).await.map(|()| false),
+                0 => ctx.save_checkpoint_in(&tx, &1).await.map(|()| false),
                 _ => ctx.complete_in(tx).await.map(|()| true),
             };
             assert_eq!(done.as_ref().is_err_and(Failure::is_lost), run < 2);
@@ -198,11 +202,11 @@ async fn jobs_are_enqueued_if_the_transaction_commits() {
     let mut db = shared().client().await;
     let jobs = || vec![NewJob::of(&Pay::default()).unwrap().unique("one").unwrap()];
     let tx = db.transaction().await.unwrap();
-    world.client.enqueue_in(&tx, jobs()).await.unwrap();
+    world.client.enqueue_many_in(&tx, jobs()).await.unwrap();
     tx.rollback().await.unwrap();
     let tx = db.transaction().await.unwrap();
-    let first = world.client.enqueue_in(&tx, jobs()).await.unwrap()[0].id();
-    let again = world.client.enqueue_in(&tx, jobs()).await.unwrap()[0];
+    let first = world.client.enqueue_many_in(&tx, jobs()).await.unwrap()[0].id();
+    let again = world.client.enqueue_many_in(&tx, jobs()).await.unwrap()[0];
     assert_eq!(again, Enqueued::Duplicate(first));
     tx.commit().await.unwrap();
     assert_eq!(world.client.ledger().await.unwrap().enqueued, 1);
@@ -231,7 +235,7 @@ async fn a_transaction_of_another_database_or_another_store_is_refused() {
     let (mut db, connection) = config.connect(tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
     let tx = db.transaction().await.unwrap();
-    let error = world.client.enqueue_in(&tx, job()).await.unwrap_err();
+    let error = world.client.enqueue_many_in(&tx, job()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "no tables: {error}");
     drop(tx);
     // The same tables, and yet another queue.
@@ -239,13 +243,13 @@ async fn a_transaction_of_another_database_or_another_store_is_refused() {
     let other = leasehold::store::PostgresStore::with(config, options).await;
     let other = Client::new(Arc::new(other.unwrap()));
     let tx = db.transaction().await.unwrap();
-    other.enqueue_in(&tx, job()).await.unwrap();
-    let error = world.client.enqueue_in(&tx, job()).await.unwrap_err();
+    other.enqueue_many_in(&tx, job()).await.unwrap();
+    let error = world.client.enqueue_many_in(&tx, job()).await.unwrap_err();
     assert_eq!(error.field(), Some("transaction"), "{error}");
     tx.commit().await.unwrap();
     assert_eq!(other.ledger().await.unwrap().enqueued, 1);
     let tx = db.transaction().await.unwrap();
     let memory = Client::new(Arc::new(MemoryStore::new()));
-    let error = memory.enqueue_in(&tx, job()).await.unwrap_err();
+    let error = memory.enqueue_many_in(&tx, job()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
 }

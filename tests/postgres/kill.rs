@@ -71,7 +71,7 @@ async fn pay(server: &Server, arm: Arm, ctx: Context) -> Result<(), Failure> {
             let tx = db.transaction().await?;
             tx.execute(&effect, &[&id]).await?;
             tx.execute(moment, &[]).await?;
-            ctx.checkpoint_in(&tx, &"paid").await?;
+            ctx.save_checkpoint_in(&tx, &"paid").await?;
             ctx.complete_in(tx).await?;
         }
         Arm::Apart => {
@@ -104,7 +104,7 @@ impl World {
 
     async fn enqueue(&mut self) {
         let jobs = vec![NewJob::of(&Pay).unwrap(); JOBS];
-        self.client.enqueue_all(jobs).await.unwrap();
+        self.client.enqueue_many(jobs).await.unwrap();
         self.jobs += JOBS;
     }
 

@@ -7,7 +7,7 @@ use leasehold::inspect;
 use leasehold::job::{JobState, QueueName};
 use leasehold::lease::Lease;
 use leasehold::store::{
-    Checkpoint, CheckpointRequest, Checkpointed, ClaimQueue, Command, ControlRequest,
+    Checkpoint, CheckpointRequest, Checkpointed, ClaimQueue, ControlCommand, ControlRequest,
     EnqueueRequest, LeaseSelect, Outcome, PostgresStore, ReapRequest, Renewal, RequestId, Select,
     SettleRequest, Settlement,
 };
@@ -279,7 +279,7 @@ async fn a_lease_that_ends_meanwhile_is_fenced() {
                         request,
                         actor: "operator".to_owned(),
                         reason: "a test".to_owned(),
-                        command: Command::Revoke(job),
+                        command: ControlCommand::Revoke(job),
                     };
                     store.control(request).await.unwrap().done == 0
                 }
@@ -330,7 +330,7 @@ async fn a_look_waits_for_no_lock() {
         request: caller.request(),
         actor: "operator".to_owned(),
         reason: "a test".to_owned(),
-        command: Command::Cancel(Select::Job(ids[0])),
+        command: ControlCommand::Cancel(Select::Job(ids[0])),
     };
     let cancelling = caller.store.control(cancel);
     let cancelled = tokio::time::timeout(Duration::from_millis(300), cancelling).await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold::clock::ManualClock;
 use leasehold::job::JobState;
 use leasehold::store::conformance::{Driver, Held, ManualFixture, job};
-use leasehold::store::{Command, Controlled, Outcome, PostgresStore, Select, Settlement};
+use leasehold::store::{ControlCommand, Controlled, Outcome, PostgresStore, Select, Settlement};
 use leasehold::{JobId, Store};
 
 use crate::server::{Server, shared};
@@ -33,7 +33,12 @@ impl World {
 
     /// Sends a command that has to wait for a settlement in the caller's transaction, which commits
     /// then.
-    async fn meanwhile(&self, held: &Held, outcome: Outcome, command: Command) -> Controlled {
+    async fn meanwhile(
+        &self,
+        held: &Held,
+        outcome: Outcome,
+        command: ControlCommand,
+    ) -> Controlled {
         let mut db = self.server.client().await;
         let tx = db.transaction().await.unwrap();
         let pid = tx.query_one("SELECT pg_backend_pid()", &[]).await.unwrap();
@@ -76,14 +81,17 @@ impl World {
 }
 
 /// What can be done with a job, and where it is then.
-fn commands(id: JobId) -> [(Command, Option<JobState>); 3] {
+fn commands(id: JobId) -> [(ControlCommand, Option<JobState>); 3] {
     let delay = Duration::from_secs(3600);
     let jobs = Select::Job(id);
     [
-        (Command::Cancel(jobs.clone()), Some(JobState::Cancelled)),
-        (Command::Purge(jobs.clone()), None),
         (
-            Command::Reschedule { jobs, delay },
+            ControlCommand::Cancel(jobs.clone()),
+            Some(JobState::Cancelled),
+        ),
+        (ControlCommand::Purge(jobs.clone()), None),
+        (
+            ControlCommand::Reschedule { jobs, delay },
             Some(JobState::Scheduled),
         ),
     ]

@@ -136,7 +136,7 @@ async fn everything_works_behind_a_pooler_in_transaction_mode() {
     }
     for _ in 0..JOBS / 10 {
         let jobs = vec![NewJob::of(&Pay).unwrap(); 10];
-        client.enqueue_all(jobs).await.unwrap();
+        client.enqueue_many(jobs).await.unwrap();
     }
     let start = Instant::now();
     while client.ledger().await.unwrap().completed < JOBS as u64 {

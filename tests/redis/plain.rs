@@ -12,8 +12,8 @@ use leasehold::clock::ManualClock;
 use leasehold::job::{JobState, Namespace, QueueName};
 use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 use leasehold::store::{
-    Checkpointed, ClaimRequest, Claimed, Command, Outcome, RedisOptions, RedisStore, Renewal,
-    Select, SettleRequest,
+    Checkpointed, ClaimRequest, Claimed, ControlCommand, Outcome, RedisOptions, RedisStore,
+    Renewal, Select, SettleRequest,
 };
 use leasehold::{JobId, NewJob, Receipt, Verdict};
 
@@ -324,7 +324,10 @@ async fn a_grant_with_notes_is_not_plain() {
         state: JobState::Leased,
         max: 2,
     };
-    assert_eq!(scene.d.control(Command::Cancel(select)).await.done, 2);
+    assert_eq!(
+        scene.d.control(ControlCommand::Cancel(select)).await.done,
+        2
+    );
     let told = vec![CANCEL, CANCEL, H];
     assert_eq!(scene.settle(&held).await, (told, LONGER));
     scene.is_over(3).await;
@@ -626,7 +629,7 @@ async fn a_claim_with_other_work_is_not_plain() {
     assert_eq!(scene.claim(9).await, (vec![due], LONGER));
     scene.again().await;
     scene.d.enqueue_many(1).await;
-    scene.d.control(Command::Pause(queue())).await;
+    scene.d.control(ControlCommand::Pause(queue())).await;
     assert_eq!(scene.claim(9).await, (Vec::new(), LONGER));
 }
 

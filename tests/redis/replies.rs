@@ -10,7 +10,7 @@ use leasehold::inspect::Ledger;
 use leasehold::job::{JobState, Namespace, NewJob};
 use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 use leasehold::store::{
-    Checkpoint, CheckpointRequest, Checkpointed, ClaimRequest, Command, ControlRequest,
+    Checkpoint, CheckpointRequest, Checkpointed, ClaimRequest, ControlCommand, ControlRequest,
     EnqueueRequest, Enqueued, Outcome, PruneRequest, ReapRequest, RedisOptions, RedisStore,
     Renewal, Select, SettleRequest,
 };
@@ -250,7 +250,7 @@ impl World {
             state: JobState::Dead,
             max: 10,
         };
-        let call = self.d.control_request(Command::RetryDead(dead));
+        let call = self.d.control_request(ControlCommand::RetryDead(dead));
         let send = async |call| self.d.store().control(call).await;
         self.known(&[1, 0, 2], call, send).await.done
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::inspect::Ledger;
 use leasehold::store::{RedisOptions, RedisStore};
-use leasehold::{Client, Context, Failure, Job, LeaseTerms, NewJob, Report};
+use leasehold::{Client, Context, DrainReport, Failure, Job, LeaseTerms, NewJob};
 use serde::{Deserialize, Serialize};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -76,7 +76,7 @@ struct Load {
     stop: CancellationToken,
     producers: JoinSet<()>,
     end: CancellationToken,
-    pool: JoinHandle<leasehold::Result<Report>>,
+    pool: JoinHandle<leasehold::Result<DrainReport>>,
 }
 
 impl Load {
@@ -87,7 +87,7 @@ impl Load {
             let job = NewJob::of(&Work { n: u64::MAX - n }).unwrap();
             job.delay(Duration::from_secs(3_600))
         });
-        client.enqueue_all(sleepers.collect()).await.unwrap();
+        client.enqueue_many(sleepers).await.unwrap();
         let counted = Arc::clone(&books);
         let handler = move |job: Work, _: Context| {
             let books = Arc::clone(&counted);

@@ -11,7 +11,7 @@ use leasehold::job::{JobState, Namespace};
 use leasehold::lease::Nonce;
 use leasehold::store::conformance::{Driver, Held, LIFETIME, ManualFixture, TERM, job, queue};
 use leasehold::store::{
-    Beat, Claimed, Command, EnqueueRequest, LeaseSelect, MemoryStore, Outcome, RedisOptions,
+    Beat, Claimed, ControlCommand, EnqueueRequest, LeaseSelect, MemoryStore, Outcome, RedisOptions,
     RedisStore, Renewal, Select,
 };
 use leasehold::{JobId, Store};
@@ -182,8 +182,8 @@ async fn compare(seed: u64, index: bool, most: usize) -> (usize, usize) {
             _ => Outcome::Complete { result: None },
         };
         let command = match rng.u8(..40) {
-            0 => Some(Command::Revoke(LeaseSelect::Owner("b".into()))),
-            1 => Some(Command::Cancel(Select::State {
+            0 => Some(ControlCommand::Revoke(LeaseSelect::Owner("b".into()))),
+            1 => Some(ControlCommand::Cancel(Select::State {
                 queue: queue(),
                 state: JobState::Leased,
                 max: 2,
@@ -343,7 +343,7 @@ async fn a_round_is_renewed_by_its_holder_and_in_time() {
     renew(&live).await.unwrap();
     assert!(renewals_of_rounds(&server).iter().all(|times| *times > 0));
     // One that is cancelled hears of it.
-    d.control(Command::Cancel(Select::State {
+    d.control(ControlCommand::Cancel(Select::State {
         queue: queue(),
         state: JobState::Leased,
         max: 1,

@@ -8,7 +8,7 @@ use leasehold::job::{JobState, Namespace};
 use leasehold::lease::Progress;
 use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 use leasehold::store::{
-    Beat, Command, LeaseSelect, Outcome, RedisOptions, RedisStore, Renewal, Select,
+    Beat, ControlCommand, LeaseSelect, Outcome, RedisOptions, RedisStore, Renewal, Select,
 };
 
 use crate::support::redis::Standalone;
@@ -106,7 +106,7 @@ impl World {
         assert!(spent.each() <= limit, "{what}: {} s a call", spent.each());
     }
 
-    async fn control(&self, command: Command) -> u64 {
+    async fn control(&self, command: ControlCommand) -> u64 {
         let request = self.d.control_request(command);
         self.d.store().control(request).await.unwrap().done
     }
@@ -182,7 +182,7 @@ async fn ten_thousand_leases_are_revoked() {
         others.owner = "somebody else".into();
         d.claim_as(others).await;
         let owner = d.claim_request(1).owner;
-        let revoke = Command::Revoke(LeaseSelect::Owner(owner));
+        let revoke = ControlCommand::Revoke(LeaseSelect::Owner(owner));
         let (revoked, spent) = world.spending(world.control(revoke)).await;
         assert_eq!((revoked, held.len()), (10_000, 10_000));
         world
@@ -250,7 +250,9 @@ async fn ten_thousand_leases_are_cancelled() {
         state: JobState::Leased,
         max: 9_990,
     };
-    let (cancelled, spent) = world.spending(world.control(Command::Cancel(leased))).await;
+    let (cancelled, spent) = world
+        .spending(world.control(ControlCommand::Cancel(leased)))
+        .await;
     assert_eq!(cancelled, 9_990);
     world
         .assert_short("10,000 leases cancelled", &spent, 90)
@@ -279,7 +281,7 @@ async fn a_hundred_thousand_jobs_are_purged() {
                     state: JobState::Ready,
                     max: 10_000,
                 };
-                purged += world.control(Command::Purge(ready)).await;
+                purged += world.control(ControlCommand::Purge(ready)).await;
             }
             purged
         };

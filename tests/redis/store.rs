@@ -11,8 +11,8 @@ use leasehold::inspect::{self, Ledger};
 use leasehold::job::{JobState, Namespace, QueueName};
 use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 use leasehold::store::{
-    Checkpointed, ClaimQueue, Command, Enqueued, LeaseSelect, Outcome, RedisOptions, RedisStore,
-    Renewal, Select,
+    Checkpointed, ClaimQueue, ControlCommand, Enqueued, LeaseSelect, Outcome, RedisOptions,
+    RedisStore, Renewal, Select,
 };
 use leasehold::{Client, ErrorKind, FencingToken, JobId, NewJob, Store};
 
@@ -160,12 +160,12 @@ async fn a_refusal_after_another_partition_has_acted_is_not_certain() {
     // A client must not send again what it cannot know to be undone.
     let store = RedisStore::open(options(&server, "a")).unwrap();
     let client = Client::new(Arc::new(store));
-    client.enqueue_all(both()).await.unwrap();
+    client.enqueue_many(both()).await.unwrap();
     forget_other();
-    let error = client.enqueue_all(both()).await.unwrap_err();
+    let error = client.enqueue_many(both()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unknown, "{error:?}");
     assert_eq!(d.ledger().await.enqueued, 6);
-    client.enqueue_all(both()).await.unwrap();
+    client.enqueue_many(both()).await.unwrap();
     assert_eq!(d.ledger().await.enqueued, 7);
 }
 
@@ -432,7 +432,7 @@ async fn namespaces_share_nothing() {
     b.enqueue(keyed).await;
     let held = a.claim_one().await;
     assert!(b.settle(&held, complete()).await.is_fenced());
-    b.control(Command::Pause(queue())).await;
+    b.control(ControlCommand::Pause(queue())).await;
     assert!(!a.queue().await.paused);
     assert_eq!(a.snapshot().await.audit.len(), 0);
     a.settled(&held, complete()).await;
@@ -451,7 +451,7 @@ async fn without_an_index_jobs_are_not_called_by_id() {
     let id = d.enqueue(job()).await;
     let looked = inspect::job(d.store(), id).await.unwrap_err();
     assert_eq!(looked.kind(), ErrorKind::Unsupported);
-    let cancel = d.control_request(Command::Cancel(Select::Job(id)));
+    let cancel = d.control_request(ControlCommand::Cancel(Select::Job(id)));
     let refused = d.store().control(cancel).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unsupported);
     assert!(d.snapshot().await.audit.is_empty());
@@ -516,7 +516,7 @@ async fn without_an_index_a_reused_id_costs_no_other_job() {
         state: JobState::Dead,
         max: 10,
     };
-    let purge = d.control_request(Command::Purge(dead));
+    let purge = d.control_request(ControlCommand::Purge(dead));
     assert_eq!(d.store().control(purge).await.unwrap().done, 1);
     let counts = d.queue().await.counts;
     assert_eq!((counts.scheduled, counts.ready, counts.dead), (0, 0, 0));
@@ -702,10 +702,10 @@ async fn order_holds_within_a_partition_and_the_books_balance_across() {
         assert_eq!(tokens.len(), 100, "each issuer gives a token once");
 
         d.advance(TERM).await;
-        d.control(Command::Pause(queue())).await;
+        d.control(ControlCommand::Pause(queue())).await;
         assert_eq!(d.reap(1_000).await.len(), 100);
         assert!(d.claim(100).await.is_empty(), "a pause is for all of them");
-        d.control(Command::Resume(queue())).await;
+        d.control(ControlCommand::Resume(queue())).await;
         let again = d.claim(1_000).await;
         assert_eq!(
             by_partition(&again),
@@ -714,7 +714,9 @@ async fn order_holds_within_a_partition_and_the_books_balance_across() {
         );
 
         let owner = d.claim_request(1).owner;
-        let revoked = d.control(Command::Revoke(LeaseSelect::Owner(owner))).await;
+        let revoked = d
+            .control(ControlCommand::Revoke(LeaseSelect::Owner(owner)))
+            .await;
         assert_eq!(revoked.done, 100);
         for (max, done) in [(10, 10), (1_000, 90), (1_000, 0)] {
             let ready = Select::State {
@@ -722,7 +724,7 @@ async fn order_holds_within_a_partition_and_the_books_balance_across() {
                 state: JobState::Ready,
                 max,
             };
-            assert_eq!(d.control(Command::Purge(ready)).await.done, done);
+            assert_eq!(d.control(ControlCommand::Purge(ready)).await.done, done);
         }
         let expected = Ledger {
             enqueued: 100,

@@ -9,7 +9,7 @@ use leasehold::inspect::{LeaseFilter, Page, Query, View};
 use leasehold::job::QueueName;
 use leasehold::store::conformance::checker::Rule;
 use leasehold::store::{
-    Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, Command, ControlRequest,
+    Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlCommand, ControlRequest,
     Controlled, EnqueueRequest, Enqueued, Expiry, LeaseSelect, PruneRequest, ReapRequest, Renewal,
     RequestId, SessionId, SettleRequest, Store,
 };
@@ -133,7 +133,7 @@ impl Broken {
                 request: self.fresh().await?,
                 actor: REAPER.into(),
                 reason: "overdue".into(),
-                command: Command::Revoke(LeaseSelect::Job(job)),
+                command: ControlCommand::Revoke(LeaseSelect::Job(job)),
             };
             self.inner.control(request).await?;
         }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::store::{Command, LeaseSelect, Select};
+use leasehold::store::{ControlCommand, LeaseSelect, Select};
 use leasehold::worker::executor::SameRuntime;
 use leasehold::{
-    Client, Context, Error, Failure, FencingToken, JobId, Report, Result, RetryPolicy, Store,
+    Client, Context, DrainReport, Error, Failure, FencingToken, JobId, Result, RetryPolicy, Store,
 };
 
 use crate::net::Port;
@@ -28,7 +28,7 @@ pub(crate) async fn work(
     store: Arc<dyn Store>,
     hands: Hands,
     drain: tokio::sync::oneshot::Receiver<()>,
-) -> Result<Report> {
+) -> Result<DrainReport> {
     let host = hands.port.host;
     let handler = move |work: Work, ctx: Context| {
         let hands = hands.clone();
@@ -73,11 +73,11 @@ async fn handle(work: Work, ctx: Context, hands: Hands) -> Result<(), Failure> {
             hands.steps(&ctx, 1..3, true).await
         }
         Style::Checkpoints => {
-            let done: u32 = ctx.load()?.unwrap_or_default();
+            let done: u32 = ctx.last_checkpoint()?.unwrap_or_default();
             for part in done..4 {
                 hands.steps(&ctx, 1..6, true).await?;
                 ctx.progress(part.into(), 4, "parts");
-                ctx.checkpoint(&(part + 1)).await?;
+                ctx.save_checkpoint(&(part + 1)).await?;
             }
             Ok(())
         }
@@ -144,7 +144,7 @@ pub(crate) async fn produce(store: Arc<dyn Store>, port: Port, script: Vec<(Dura
         match act {
             Act::Enqueue(jobs) => {
                 // Unknown: the history says so.
-                let enqueued = client.enqueue_all(jobs).await.unwrap_or_default();
+                let enqueued = client.enqueue_many(jobs).await.unwrap_or_default();
                 known.extend(enqueued.iter().map(|answer| answer.id()));
             }
             Act::Order(order) => carry_out(&client, order, &known).await,
@@ -157,29 +157,39 @@ async fn carry_out(client: &Client, order: Order, known: &[JobId]) {
     let command = match (order, one) {
         (Order::PauseAndResume, _) => {
             let queue = leasehold::job::QueueName::default();
-            let pause = Command::Pause(queue.clone());
-            let _ = client.control(pause, "operator", "a pause").await;
+            let pause = ControlCommand::Pause(queue.clone());
+            let _ = client
+                .operator("operator")
+                .because("a pause")
+                .command(pause)
+                .await;
             tokio::time::sleep(Duration::from_millis(500)).await;
             // A queue that stays paused would never drain.
             while let Err(error) = client
-                .control(Command::Resume(queue.clone()), "operator", "no more")
+                .operator("operator")
+                .because("no more")
+                .command(ControlCommand::Resume(queue.clone()))
                 .await
             {
                 assert_transient(&error);
             }
             return;
         }
-        (Order::RevokeOwner, _) => Command::Revoke(LeaseSelect::Owner("w1".into())),
+        (Order::RevokeOwner, _) => ControlCommand::Revoke(LeaseSelect::Owner("w1".into())),
         (_, None) => return,
-        (Order::Cancel, Some(id)) => Command::Cancel(Select::Job(id)),
-        (Order::RevokeJob, Some(id)) => Command::Revoke(LeaseSelect::Job(id)),
-        (Order::Reschedule, Some(id)) => Command::Reschedule {
+        (Order::Cancel, Some(id)) => ControlCommand::Cancel(Select::Job(id)),
+        (Order::RevokeJob, Some(id)) => ControlCommand::Revoke(LeaseSelect::Job(id)),
+        (Order::Reschedule, Some(id)) => ControlCommand::Reschedule {
             jobs: Select::Job(id),
             delay: Duration::from_millis(400),
         },
     };
     // Unknown: the history says so.
-    let _ = client.control(command, "operator", "a test").await;
+    let _ = client
+        .operator("operator")
+        .because("a test")
+        .command(command)
+        .await;
 }
 
 fn assert_transient(error: &Error) {

@@ -7,7 +7,7 @@ use leasehold::inspect;
 use leasehold::store::conformance::RecordingStore;
 use leasehold::store::conformance::checker::check;
 use leasehold::store::conformance::history::{Event, Final, History};
-use leasehold::{Report, Result, Store};
+use leasehold::{DrainReport, Result, Store};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -49,7 +49,7 @@ struct Host {
     started: Duration,
     epoch: Instant,
     drain: Option<oneshot::Sender<()>>,
-    done: JoinHandle<Result<Option<Report>>>,
+    done: JoinHandle<Result<Option<DrainReport>>>,
     frozen_until: Option<Duration>,
 }
 
@@ -152,7 +152,7 @@ impl World {
         host: usize,
         runtime: Runtime,
         drain: Option<oneshot::Sender<()>>,
-        done: JoinHandle<Result<Option<Report>>>,
+        done: JoinHandle<Result<Option<DrainReport>>>,
     ) {
         let epoch = runtime.block_on(async { Instant::now() });
         self.hosts[host] = Some(Host {

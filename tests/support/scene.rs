@@ -9,7 +9,7 @@ use std::time::Duration;
 use leasehold::dashboard::Dashboard;
 use leasehold::job::{JobOptions, Kind, QueueName};
 use leasehold::lease::{Grant, Nonce};
-use leasehold::store::{ClaimQueue, ClaimRequest, Command, RequestId, Store};
+use leasehold::store::{ClaimQueue, ClaimRequest, ControlCommand, RequestId, Store};
 use leasehold::{Client, Context, Failure, Job, LeaseTerms, MemoryStore, NewJob};
 use serde::{Deserialize, Serialize};
 
@@ -161,7 +161,7 @@ pub(crate) async fn play(client: &Client) -> Playing {
         let export = job("exports", "export_ledger", &format!("{{\"month\":{n}}}"));
         export.retention(Duration::from_secs(3_600))
     });
-    client.enqueue_all(exports.collect()).await.unwrap();
+    client.enqueue_many(exports).await.unwrap();
     abandon(
         &*store,
         "worker-7.gone",
@@ -175,26 +175,28 @@ pub(crate) async fn play(client: &Client) -> Playing {
         let options = JobOptions::default().max_failures(1);
         job("imports", "import_feed", &format!("{{\"feed\":{n}}}")).options(options)
     });
-    client.enqueue_all(imports.collect()).await.unwrap();
+    client.enqueue_many(imports).await.unwrap();
     let options = JobOptions::default().max_failures(1);
     let payload = serde_json::to_string(SCRIPT).unwrap();
     let scripts = job("imports", "sanitize", &payload).options(options);
-    client.enqueue_new(scripts).await.unwrap();
+    client.enqueue(scripts).await.unwrap();
     let mails = (0..40).map(|n| job("mail", "send_mail", &format!("{{\"to\":{n}}}")));
-    client.enqueue_all(mails.collect()).await.unwrap();
+    client.enqueue_many(mails).await.unwrap();
     let reports = (0..8).map(|n| job("reports", "render_report", &format!("{{\"report\":{n}}}")));
-    client.enqueue_all(reports.collect()).await.unwrap();
+    client.enqueue_many(reports).await.unwrap();
     let later = (0..5).map(|n| {
         job("mail", "send_mail", &format!("{{\"later\":{n}}}")).delay(Duration::from_secs(3_600))
     });
-    client.enqueue_all(later.collect()).await.unwrap();
+    client.enqueue_many(later).await.unwrap();
     client
-        .enqueue_new(job("billing", "charge", "{\"invoice\":42}"))
+        .enqueue(job("billing", "charge", "{\"invoice\":42}"))
         .await
         .unwrap();
     let billing = QueueName::new("billing").unwrap();
     client
-        .control(Command::Pause(billing), "ada", "the bank is closed")
+        .operator("ada")
+        .because("the bank is closed")
+        .command(ControlCommand::Pause(billing))
         .await
         .unwrap();
 

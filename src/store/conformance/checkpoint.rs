@@ -7,7 +7,7 @@ use crate::error::ErrorKind;
 use crate::job::JobState;
 use crate::limits;
 use crate::store::{
-    Checkpoint, CheckpointRequest, Checkpointed, Command, LeaseSelect, Renewal, Select,
+    Checkpoint, CheckpointRequest, Checkpointed, ControlCommand, LeaseSelect, Renewal, Select,
 };
 
 const SAVED: Checkpointed = Checkpointed::Saved {
@@ -42,7 +42,7 @@ pub async fn it_survives_every_end(d: &Driver) {
     let second = d.claim_one().await;
     d.settled(&second, retry(secs(0))).await;
     let third = d.claim_one().await;
-    d.control(Command::Revoke(LeaseSelect::Job(third.id())))
+    d.control(ControlCommand::Revoke(LeaseSelect::Job(third.id())))
         .await;
     let fourth = d.claim_one().await;
     assert_eq!(
@@ -50,7 +50,8 @@ pub async fn it_survives_every_end(d: &Driver) {
         held.token()
     );
     d.settled(&fourth, bury()).await;
-    d.control(Command::RetryDead(Select::Job(held.id()))).await;
+    d.control(ControlCommand::RetryDead(Select::Job(held.id())))
+        .await;
     let fifth = d.claim_one().await;
     assert_eq!(fifth.job.checkpoint.clone().expect("a checkpoint").seq, 1);
 }
@@ -119,7 +120,8 @@ pub async fn late_is_accepted(d: &Driver) {
 /// A cancel is told, and the state is saved all the same.
 pub async fn a_cancel_is_told(d: &Driver) {
     let held = d.held(job()).await;
-    d.control(Command::Cancel(Select::Job(held.id()))).await;
+    d.control(ControlCommand::Cancel(Select::Job(held.id())))
+        .await;
     let told = Checkpointed::Saved {
         late: false,
         cancel: true,

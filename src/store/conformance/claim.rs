@@ -9,7 +9,9 @@ use crate::inspect;
 use crate::job::JobState;
 use crate::lease::{FencingToken, Verdict};
 use crate::limits;
-use crate::store::{ClaimQueue, ClaimRequest, Command, LeaseSelect, Outcome, Renewal, Select};
+use crate::store::{
+    ClaimQueue, ClaimRequest, ControlCommand, LeaseSelect, Outcome, Renewal, Select,
+};
 
 /// First come, first served.
 pub async fn serves_in_order_of_arrival(d: &Driver) {
@@ -184,14 +186,14 @@ pub async fn unknown_queues_are_empty(d: &Driver) {
 pub async fn a_paused_queue_grants_nothing(d: &Driver) {
     let held = d.held(job()).await;
     let due = d.enqueue(job().delay(secs(1))).await;
-    d.control(Command::Pause(queue())).await;
+    d.control(ControlCommand::Pause(queue())).await;
     assert!(d.queue().await.paused);
     d.advance(TERM).await;
     let claimed = d.claim_as(d.claim_request(9)).await;
     assert!(claimed.grants.is_empty());
     assert_eq!(claimed.expired.len(), 1);
     assert_eq!(d.state(due).await, Some(JobState::Ready));
-    d.control(Command::Resume(queue())).await;
+    d.control(ControlCommand::Resume(queue())).await;
     assert_eq!(d.claim_ids(9).await, [held.id(), due]);
 }
 
@@ -463,7 +465,7 @@ pub async fn a_suspect_stays_one(d: &Driver) {
     d.settled(&held, surrender()).await;
     assert!(d.claim_ids(1).await.is_empty());
     let held = d.claim_one().await;
-    d.control(Command::Revoke(LeaseSelect::Job(held.id())))
+    d.control(ControlCommand::Revoke(LeaseSelect::Job(held.id())))
         .await;
     assert!(d.claim_ids(1).await.is_empty());
     let held = d.claim_one().await;
@@ -810,10 +812,10 @@ pub async fn finding_nothing_needs_no_token(d: &Driver) {
     };
     // Neither is the lease overdue nor the job due.
     nothing().await;
-    d.control(Command::Pause(queue())).await;
+    d.control(ControlCommand::Pause(queue())).await;
     let ready = d.enqueue(job()).await;
     nothing().await;
-    d.control(Command::Resume(queue())).await;
+    d.control(ControlCommand::Resume(queue())).await;
     let something = async |id, request| match d.store().claim(request).await {
         Ok(claimed) => {
             let got = Held::all(&claimed);
@@ -822,7 +824,7 @@ pub async fn finding_nothing_needs_no_token(d: &Driver) {
         }
         Err(error) => {
             assert_eq!(error.kind(), ErrorKind::TokensAhead, "{error}");
-            let gone = d.control(Command::Cancel(Select::Job(id))).await;
+            let gone = d.control(ControlCommand::Cancel(Select::Job(id))).await;
             assert_eq!(gone.done, 1);
         }
     };
@@ -1030,7 +1032,8 @@ pub async fn a_suspect_that_is_gone_is_in_nobodys_way(d: &Driver) {
     let behind = suspect(d).await;
     // What expires goes to the front.
     let gone = suspect(d).await;
-    d.control(Command::Cancel(Select::Job(gone.id()))).await;
+    d.control(ControlCommand::Cancel(Select::Job(gone.id())))
+        .await;
     assert_eq!(d.claim_one().await.id(), behind.id());
 }
 

@@ -10,7 +10,9 @@ use crate::inspect::{self, Page};
 use crate::job::{JobId, JobState};
 use crate::lease::{LeaseEnd, Verdict};
 use crate::limits;
-use crate::store::{ClaimQueue, Command, Controlled, Enqueued, LeaseSelect, Outcome, Select};
+use crate::store::{
+    ClaimQueue, ControlCommand, Controlled, Enqueued, LeaseSelect, Outcome, Select,
+};
 
 const CANCELLED: Verdict = Verdict::Held {
     late: false,
@@ -38,20 +40,20 @@ pub async fn every_command_is_on_record(d: &Driver) {
     let held = d.held(job()).await;
     let id = held.id();
     let commands = [
-        Command::Pause(queue()),
-        Command::Resume(queue()),
-        Command::Configure {
+        ControlCommand::Pause(queue()),
+        ControlCommand::Resume(queue()),
+        ControlCommand::Configure {
             queue: queue(),
             relaxed: true,
         },
-        Command::Cancel(Select::Job(id)),
-        Command::Revoke(LeaseSelect::Job(id)),
-        Command::RetryDead(in_state(JobState::Dead)),
-        Command::Reschedule {
+        ControlCommand::Cancel(Select::Job(id)),
+        ControlCommand::Revoke(LeaseSelect::Job(id)),
+        ControlCommand::RetryDead(in_state(JobState::Dead)),
+        ControlCommand::Reschedule {
             jobs: Select::Job(id),
             delay: secs(1),
         },
-        Command::Purge(Select::Job(id)),
+        ControlCommand::Purge(Select::Job(id)),
     ];
     let mut answers = Vec::new();
     for command in &commands {
@@ -80,11 +82,12 @@ pub async fn every_command_is_on_record(d: &Driver) {
 pub async fn a_command_in_vain_is_on_record(d: &Driver) {
     let nowhere = JobId::generate();
     assert_eq!(
-        d.control(Command::Purge(Select::Job(nowhere))).await,
+        d.control(ControlCommand::Purge(Select::Job(nowhere))).await,
         done(0, 0)
     );
     assert_eq!(
-        d.control(Command::Revoke(LeaseSelect::Job(nowhere))).await,
+        d.control(ControlCommand::Revoke(LeaseSelect::Job(nowhere)))
+            .await,
         done(0, 0)
     );
     assert_eq!(d.snapshot().await.audit.len(), 2);
@@ -92,11 +95,11 @@ pub async fn a_command_in_vain_is_on_record(d: &Driver) {
 
 /// A zero byte is in no name and in no reason: not every engine can store it.
 pub async fn zero_bytes_are_refused(d: &Driver) {
-    let owner = |name: &str| Command::Revoke(LeaseSelect::Owner(name.into()));
-    let task = Command::Revoke(LeaseSelect::Task("a\0b".into()));
+    let owner = |name: &str| ControlCommand::Revoke(LeaseSelect::Owner(name.into()));
+    let task = ControlCommand::Revoke(LeaseSelect::Task("a\0b".into()));
     let cases = [
-        ("actor", "a\0b", "why", Command::Pause(queue())),
-        ("reason", "who", "a\0b", Command::Pause(queue())),
+        ("actor", "a\0b", "why", ControlCommand::Pause(queue())),
+        ("reason", "who", "a\0b", ControlCommand::Pause(queue())),
         ("owner", "who", "why", owner("a\0b")),
         ("task", "who", "why", task),
     ];
@@ -117,11 +120,11 @@ pub async fn zero_bytes_are_refused(d: &Driver) {
 pub async fn anonymous_commands_are_refused(d: &Driver) {
     let held = d.held(job()).await;
     let before = d.snapshot().await;
-    let revoke = Command::Revoke(LeaseSelect::Job(held.id()));
+    let revoke = ControlCommand::Revoke(LeaseSelect::Job(held.id()));
     let cases = [
         ("actor", "", "why", revoke.clone()),
         ("reason", "who", "", revoke.clone()),
-        ("actor", "", "why", Command::Pause(queue())),
+        ("actor", "", "why", ControlCommand::Pause(queue())),
     ];
     for (field, actor, reason, command) in cases {
         let mut request = d.control_request(command);
@@ -146,22 +149,25 @@ pub async fn limits_are_checked(d: &Driver) {
         max,
     };
     let over = limits::DURATION_MAX + secs(1);
-    let mut long_actor = d.control_request(Command::Purge(select(1)));
+    let mut long_actor = d.control_request(ControlCommand::Purge(select(1)));
     long_actor.actor = "a".repeat(limits::OWNER_BYTES + 1);
-    let mut long_reason = d.control_request(Command::Purge(select(1)));
+    let mut long_reason = d.control_request(ControlCommand::Purge(select(1)));
     long_reason.reason = "r".repeat(limits::REASON_BYTES + 1);
     let requests = [
         ("actor", long_actor),
         ("reason", long_reason),
-        ("max", d.control_request(Command::Purge(select(0)))),
+        ("max", d.control_request(ControlCommand::Purge(select(0)))),
         (
             "max",
-            d.control_request(Command::Cancel(select(limits::CALL_ITEMS + 1))),
+            d.control_request(ControlCommand::Cancel(select(limits::CALL_ITEMS + 1))),
         ),
-        ("max", d.control_request(Command::RetryDead(select(0)))),
+        (
+            "max",
+            d.control_request(ControlCommand::RetryDead(select(0))),
+        ),
         (
             "delay",
-            d.control_request(Command::Reschedule {
+            d.control_request(ControlCommand::Reschedule {
                 jobs: select(1),
                 delay: over,
             }),
@@ -181,8 +187,8 @@ pub async fn limits_are_checked(d: &Driver) {
 pub async fn pause_stops_one_queue(d: &Driver) {
     d.enqueue(job()).await;
     let other = d.enqueue(job().queue("other").expect("a name")).await;
-    d.control(Command::Pause(queue())).await;
-    d.control(Command::Pause(queue())).await;
+    d.control(ControlCommand::Pause(queue())).await;
+    d.control(ControlCommand::Pause(queue())).await;
     let mut request = d.claim_request(9);
     let term = TERM;
     request.queues.push(ClaimQueue {
@@ -197,7 +203,7 @@ pub async fn pause_stops_one_queue(d: &Driver) {
 
 /// A queue can be paused before its first job.
 pub async fn pause_comes_before_the_first_job(d: &Driver) {
-    d.control(Command::Pause(queue())).await;
+    d.control(ControlCommand::Pause(queue())).await;
     d.enqueue(job()).await;
     assert!(d.claim(1).await.is_empty());
     assert!(d.queue().await.paused);
@@ -206,7 +212,7 @@ pub async fn pause_comes_before_the_first_job(d: &Driver) {
 /// Leases of a paused queue can be renewed and settled.
 pub async fn holders_do_not_notice_a_pause(d: &Driver) {
     let held = d.held(job()).await;
-    d.control(Command::Pause(queue())).await;
+    d.control(ControlCommand::Pause(queue())).await;
     assert!(matches!(
         d.renew(held.beat()).await,
         crate::store::Renewal::Held { .. }
@@ -220,12 +226,12 @@ pub async fn cancel_of_a_pending_job(d: &Driver) {
     let scheduled = d.enqueue(job().delay(secs(5))).await;
     for id in [ready, scheduled] {
         assert_eq!(
-            d.control(Command::Cancel(Select::Job(id))).await,
+            d.control(ControlCommand::Cancel(Select::Job(id))).await,
             done(1, 0)
         );
         assert_eq!(d.state(id).await, Some(JobState::Cancelled));
         assert_eq!(
-            d.control(Command::Cancel(Select::Job(id))).await,
+            d.control(ControlCommand::Cancel(Select::Job(id))).await,
             done(0, 1)
         );
     }
@@ -239,7 +245,7 @@ pub async fn cancel_of_a_job_that_is_gone(d: &Driver) {
     d.enqueue_many(4).await;
     let held = d.claim(4).await;
     d.settled(&held[1], complete()).await;
-    let cancel = |held: &Held| Command::Cancel(Select::Job(held.id()));
+    let cancel = |held: &Held| ControlCommand::Cancel(Select::Job(held.id()));
     assert_eq!(d.control(cancel(&held[1])).await.done, 0);
     assert_eq!(d.control(cancel(&held[2])).await.done, 1);
 }
@@ -248,11 +254,13 @@ pub async fn cancel_of_a_job_that_is_gone(d: &Driver) {
 pub async fn cancel_of_a_leased_job_is_a_flag(d: &Driver) {
     let held = d.held(job()).await;
     assert_eq!(
-        d.control(Command::Cancel(Select::Job(held.id()))).await,
+        d.control(ControlCommand::Cancel(Select::Job(held.id())))
+            .await,
         done(1, 0)
     );
     assert_eq!(
-        d.control(Command::Cancel(Select::Job(held.id()))).await,
+        d.control(ControlCommand::Cancel(Select::Job(held.id())))
+            .await,
         done(0, 1)
     );
     let view = d.view(held.id()).await;
@@ -265,7 +273,8 @@ pub async fn cancel_of_a_leased_job_is_a_flag(d: &Driver) {
 pub async fn complete_and_bury_win_over_cancel(d: &Driver) {
     for (outcome, state) in [(complete(), JobState::Completed), (bury(), JobState::Dead)] {
         let held = d.held(job().retention(secs(60))).await;
-        d.control(Command::Cancel(Select::Job(held.id()))).await;
+        d.control(ControlCommand::Cancel(Select::Job(held.id())))
+            .await;
         assert_eq!(d.settle(&held, outcome).await, CANCELLED);
         assert_eq!(d.state(held.id()).await, Some(state));
     }
@@ -285,7 +294,8 @@ pub async fn retry_and_surrender_end_in_cancelled(d: &Driver) {
     };
     for outcome in [retry(secs(1)), surrender(), snooze(secs(1)), broken] {
         let held = d.held(job()).await;
-        d.control(Command::Cancel(Select::Job(held.id()))).await;
+        d.control(ControlCommand::Cancel(Select::Job(held.id())))
+            .await;
         assert_eq!(d.settle(&held, outcome).await, CANCELLED);
         let view = d.view(held.id()).await;
         assert_eq!(view.state, JobState::Cancelled);
@@ -297,12 +307,14 @@ pub async fn retry_and_surrender_end_in_cancelled(d: &Driver) {
 /// After a cancel, expiry makes the job cancelled, and counts as expired.
 pub async fn expiry_ends_in_cancelled(d: &Driver) {
     let held = d.held(job()).await;
-    d.control(Command::Cancel(Select::Job(held.id()))).await;
+    d.control(ControlCommand::Cancel(Select::Job(held.id())))
+        .await;
     let expiry = d.expire_all().await.remove(0);
     assert_eq!(expiry.state, JobState::Cancelled);
     assert_eq!(d.state(held.id()).await, Some(JobState::Cancelled));
     let lapsed = d.held(job()).await;
-    d.control(Command::Cancel(Select::Job(lapsed.id()))).await;
+    d.control(ControlCommand::Cancel(Select::Job(lapsed.id())))
+        .await;
     let _ = d.renew(lapsed.lapse()).await;
     assert_eq!(d.state(lapsed.id()).await, Some(JobState::Cancelled));
     let ledger = d.ledger().await;
@@ -319,8 +331,9 @@ pub async fn expiry_ends_in_cancelled(d: &Driver) {
 /// After a cancel, revoke makes the job cancelled, and counts as revoked.
 pub async fn revoke_ends_in_cancelled(d: &Driver) {
     let held = d.held(job()).await;
-    d.control(Command::Cancel(Select::Job(held.id()))).await;
-    d.control(Command::Revoke(LeaseSelect::Job(held.id())))
+    d.control(ControlCommand::Cancel(Select::Job(held.id())))
+        .await;
+    d.control(ControlCommand::Revoke(LeaseSelect::Job(held.id())))
         .await;
     assert_eq!(d.state(held.id()).await, Some(JobState::Cancelled));
     let ledger = d.ledger().await;
@@ -330,9 +343,11 @@ pub async fn revoke_ends_in_cancelled(d: &Driver) {
 /// A cancel flag belongs to the lease: a job that completes a later life is not cancelled.
 pub async fn a_dead_jobs_cancel_does_not_follow_it(d: &Driver) {
     let held = d.held(job()).await;
-    d.control(Command::Cancel(Select::Job(held.id()))).await;
+    d.control(ControlCommand::Cancel(Select::Job(held.id())))
+        .await;
     assert_eq!(d.settle(&held, bury()).await, CANCELLED);
-    d.control(Command::RetryDead(Select::Job(held.id()))).await;
+    d.control(ControlCommand::RetryDead(Select::Job(held.id())))
+        .await;
     let next = d.claim_one().await;
     d.settled(&next, surrender()).await;
     assert_eq!(d.state(held.id()).await, Some(JobState::Ready));
@@ -346,10 +361,10 @@ pub async fn cancel_by_state(d: &Driver) {
         state: JobState::Ready,
         max: 3,
     };
-    assert_eq!(d.control(Command::Cancel(select)).await, done(3, 0));
+    assert_eq!(d.control(ControlCommand::Cancel(select)).await, done(3, 0));
     assert_eq!(d.jobs(JobState::Cancelled).await, ids[..3]);
     d.claim(9).await;
-    let leased = Command::Cancel(in_state(JobState::Leased));
+    let leased = ControlCommand::Cancel(in_state(JobState::Leased));
     assert_eq!(d.control(leased).await, done(2, 0));
 }
 
@@ -358,7 +373,7 @@ pub async fn revoke_by_job(d: &Driver) {
     let held = d.held(job()).await;
     let behind = d.enqueue(job()).await;
     assert_eq!(
-        d.control(Command::Revoke(LeaseSelect::Job(held.id())))
+        d.control(ControlCommand::Revoke(LeaseSelect::Job(held.id())))
             .await,
         done(1, 0)
     );
@@ -394,17 +409,17 @@ pub async fn revoke_by_owner_and_task(d: &Driver) {
         d.claim_as(request).await;
     }
     assert_eq!(
-        d.control(Command::Revoke(LeaseSelect::Owner("a".into())))
+        d.control(ControlCommand::Revoke(LeaseSelect::Owner("a".into())))
             .await,
         done(3, 0)
     );
     assert_eq!(
-        d.control(Command::Revoke(LeaseSelect::Owner("a".into())))
+        d.control(ControlCommand::Revoke(LeaseSelect::Owner("a".into())))
             .await,
         done(0, 0)
     );
     assert_eq!(
-        d.control(Command::Revoke(LeaseSelect::Task("x".into())))
+        d.control(ControlCommand::Revoke(LeaseSelect::Task("x".into())))
             .await,
         done(1, 0)
     );
@@ -420,7 +435,7 @@ pub async fn revoke_of_an_overdue_lease(d: &Driver) {
     let held = d.held(job()).await;
     d.advance(TERM).await;
     assert_eq!(
-        d.control(Command::Revoke(LeaseSelect::Job(held.id())))
+        d.control(ControlCommand::Revoke(LeaseSelect::Job(held.id())))
             .await,
         done(1, 0)
     );
@@ -434,7 +449,8 @@ pub async fn retry_dead_gives_another_life(d: &Driver) {
     d.settled(&held, bury()).await;
     d.advance(secs(5)).await;
     assert_eq!(
-        d.control(Command::RetryDead(Select::Job(held.id()))).await,
+        d.control(ControlCommand::RetryDead(Select::Job(held.id())))
+            .await,
         done(1, 0)
     );
     let view = d.view(held.id()).await;
@@ -452,7 +468,7 @@ pub async fn retry_dead_clears_the_suspicion(d: &Driver) {
         let held = d.claim_one().await;
         let _ = d.renew(held.lapse()).await;
     }
-    d.control(Command::RetryDead(in_state(JobState::Dead)))
+    d.control(ControlCommand::RetryDead(in_state(JobState::Dead)))
         .await;
     assert_eq!(d.claim(1).await[0].job.expiries, 0);
 }
@@ -461,11 +477,11 @@ pub async fn retry_dead_clears_the_suspicion(d: &Driver) {
 pub async fn retry_dead_skips_the_living(d: &Driver) {
     let id = d.enqueue(job()).await;
     assert_eq!(
-        d.control(Command::RetryDead(Select::Job(id))).await,
+        d.control(ControlCommand::RetryDead(Select::Job(id))).await,
         done(0, 1)
     );
     assert_eq!(
-        d.control(Command::RetryDead(in_state(JobState::Ready)))
+        d.control(ControlCommand::RetryDead(in_state(JobState::Ready)))
             .await,
         done(0, 1)
     );
@@ -478,15 +494,18 @@ pub async fn retry_dead_needs_its_unique_key(d: &Driver) {
     let held = d.held(new.clone()).await;
     d.settled(&held, bury()).await;
     let second = d.enqueue(new.clone()).await;
-    let refused = d.control(Command::RetryDead(Select::Job(held.id()))).await;
+    let refused = d
+        .control(ControlCommand::RetryDead(Select::Job(held.id())))
+        .await;
     assert_eq!(refused.duplicates, [(held.id(), second)]);
     assert_eq!(
         (refused.done, d.state(held.id()).await),
         (0, Some(JobState::Dead))
     );
-    d.control(Command::Purge(Select::Job(second))).await;
+    d.control(ControlCommand::Purge(Select::Job(second))).await;
     assert_eq!(
-        d.control(Command::RetryDead(Select::Job(held.id()))).await,
+        d.control(ControlCommand::RetryDead(Select::Job(held.id())))
+            .await,
         done(1, 0)
     );
     let again = d.try_enqueue(vec![new]).await.expect("enqueue");
@@ -501,14 +520,18 @@ pub async fn purge_skips_leased(d: &Driver) {
     let ready = d.enqueue(job()).await;
     let scheduled = d.enqueue(job().delay(secs(5))).await;
     for id in [dead.id(), ready, scheduled] {
-        assert_eq!(d.control(Command::Purge(Select::Job(id))).await, done(1, 0));
+        assert_eq!(
+            d.control(ControlCommand::Purge(Select::Job(id))).await,
+            done(1, 0)
+        );
         assert_eq!(d.state(id).await, None);
     }
     assert_eq!(
-        d.control(Command::Purge(Select::Job(leased.id()))).await,
+        d.control(ControlCommand::Purge(Select::Job(leased.id())))
+            .await,
         done(0, 1)
     );
-    let all = Command::Purge(in_state(JobState::Leased));
+    let all = ControlCommand::Purge(in_state(JobState::Leased));
     assert_eq!(d.control(all).await, done(0, 1));
     assert_eq!(d.ledger().await.purged, 3);
     d.settled(&leased, complete()).await;
@@ -519,7 +542,7 @@ pub async fn reschedule_skips_leased(d: &Driver) {
     let leased = d.held(job()).await;
     let ready = d.enqueue(job()).await;
     let scheduled = d.enqueue(job().delay(secs(500))).await;
-    let to = |id| Command::Reschedule {
+    let to = |id| ControlCommand::Reschedule {
         jobs: Select::Job(id),
         delay: secs(50),
     };
@@ -538,7 +561,7 @@ pub async fn reschedule_to_now(d: &Driver) {
     let later = d.enqueue(job().delay(secs(500))).await;
     let ready = d.enqueue(job()).await;
     let all = in_state(JobState::Scheduled);
-    let now = Command::Reschedule {
+    let now = ControlCommand::Reschedule {
         jobs: all,
         delay: secs(0),
     };

@@ -13,9 +13,9 @@ use crate::inspect::{self, JobView, Ledger, QueueView};
 use crate::job::{JobId, JobRecord, JobState, Kind, NewJob, QueueName};
 use crate::lease::{FencingToken, Grant, Nonce, Receipt, Verdict};
 use crate::store::{
-    Beat, Checkpoint, CheckpointRequest, Checkpointed, ClaimQueue, ClaimRequest, Claimed, Command,
-    ControlRequest, Controlled, EnqueueRequest, Enqueued, Expiry, Outcome, PruneRequest,
-    ReapRequest, Renewal, RequestId, SessionId, SettleRequest, Settlement, Store,
+    Beat, Checkpoint, CheckpointRequest, Checkpointed, ClaimQueue, ClaimRequest, Claimed,
+    ControlCommand, ControlRequest, Controlled, EnqueueRequest, Enqueued, Expiry, Outcome,
+    PruneRequest, ReapRequest, Renewal, RequestId, SessionId, SettleRequest, Settlement, Store,
 };
 
 /// The term of the driver's claims.
@@ -330,7 +330,7 @@ impl Driver {
     }
 
     /// A command, ready to be sent.
-    pub fn control_request(&self, command: Command) -> ControlRequest {
+    pub fn control_request(&self, command: ControlCommand) -> ControlRequest {
         ControlRequest {
             request: self.request(),
             actor: "operator".into(),
@@ -340,7 +340,7 @@ impl Driver {
     }
 
     /// Carries out a command.
-    pub async fn control(&self, command: Command) -> Controlled {
+    pub async fn control(&self, command: ControlCommand) -> Controlled {
         let request = self.control_request(command);
         self.store.control(request).await.expect("control")
     }

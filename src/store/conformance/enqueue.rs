@@ -7,7 +7,7 @@ use crate::clock::Timestamp;
 use crate::job::{JobState, Key, Kind, NewJob, QueueName};
 use crate::limits;
 use crate::retry::RetryPolicy;
-use crate::store::{Command, Enqueued, Select};
+use crate::store::{ControlCommand, Enqueued, Select};
 
 /// A job without a delay is ready, one with a delay is scheduled.
 pub async fn due_is_ready_and_later_is_scheduled(d: &Driver) {
@@ -29,7 +29,7 @@ pub async fn everything_given_reaches_the_claim(d: &Driver) {
     new = new
         .unique("u\u{0}ü")
         .expect("a key")
-        .exclusive("")
+        .exclusive("\u{0}")
         .expect("a key");
     new.payload = Bytes::from_static(&[0, 255, 1]);
     new.options.term = Some(secs(7));
@@ -218,7 +218,8 @@ pub async fn an_id_that_is_there_is_a_duplicate(d: &Driver) {
     there.push(d.enqueue(job().delay(secs(60))).await);
     // By its id: a store that cannot do that cannot tell what is there either.
     let cancelled = d.enqueue(job()).await;
-    d.control(Command::Cancel(Select::Job(cancelled))).await;
+    d.control(ControlCommand::Cancel(Select::Job(cancelled)))
+        .await;
     there.extend([cancelled, d.enqueue(job()).await]);
     for id in &there {
         let mut request = d.enqueue_request(vec![job()]);
@@ -241,7 +242,7 @@ pub async fn an_id_that_is_there_is_a_duplicate(d: &Driver) {
 pub async fn an_id_twice_in_a_call_is_stored_once(d: &Driver) {
     // By its id, as above. Its queue stays.
     let gone = d.enqueue(job()).await;
-    d.control(Command::Cancel(Select::Job(gone))).await;
+    d.control(ControlCommand::Cancel(Select::Job(gone))).await;
     let mut request = d.enqueue_request(vec![job(); 2]);
     let [a, b] = [request.jobs[0].0, request.jobs[1].0];
     request.jobs = vec![(a, job()), (b, job()), (a, job())].into();

@@ -5,7 +5,7 @@ use super::driver::{
 };
 use crate::NewJob;
 use crate::job::{JobId, JobState};
-use crate::store::{Command, LeaseSelect, Renewal, Select};
+use crate::store::{ControlCommand, LeaseSelect, Renewal, Select};
 
 fn keyed() -> NewJob {
     job().exclusive("k").expect("a key")
@@ -42,7 +42,7 @@ pub async fn the_next_follows_at_the_end(d: &Driver) {
     d.settled(&next, bury()).await;
     let next = d.claim_one().await;
     assert_eq!(next.id(), third);
-    d.control(Command::Cancel(Select::Job(third))).await;
+    d.control(ControlCommand::Cancel(Select::Job(third))).await;
     let last = d.enqueue(keyed()).await;
     assert!(d.settle(&next, retry(secs(1))).await.is_held());
     assert_eq!(d.claim_one().await.id(), last);
@@ -51,7 +51,8 @@ pub async fn the_next_follows_at_the_end(d: &Driver) {
 /// A head that ends by its expiry leaves the key to whoever falls due in the same step.
 pub async fn the_next_may_fall_due_as_the_head_ends(d: &Driver) {
     let head = d.held(keyed()).await;
-    d.control(Command::Cancel(Select::Job(head.id()))).await;
+    d.control(ControlCommand::Cancel(Select::Job(head.id())))
+        .await;
     let next = d.enqueue(keyed().delay(TERM)).await;
     d.advance(2 * TERM).await;
     assert_eq!(d.claim_ids(9).await, [next]);
@@ -128,7 +129,7 @@ pub async fn expiry_keeps_the_head(d: &Driver) {
 /// A revoked head stays the head.
 pub async fn revoke_keeps_the_head(d: &Driver) {
     let (head, ..) = line(d).await;
-    d.control(Command::Revoke(LeaseSelect::Job(head.id())))
+    d.control(ControlCommand::Revoke(LeaseSelect::Job(head.id())))
         .await;
     assert_eq!(d.claim_ids(9).await, [head.id()]);
 }
@@ -148,7 +149,7 @@ pub async fn retry_keeps_the_head_in_strict_order(d: &Driver) {
 /// A snoozed head stays the head, in strict and in relaxed queues.
 pub async fn snooze_keeps_the_head(d: &Driver) {
     for relaxed in [false, true] {
-        d.control(Command::Configure {
+        d.control(ControlCommand::Configure {
             queue: queue(),
             relaxed,
         })
@@ -160,7 +161,7 @@ pub async fn snooze_keeps_the_head(d: &Driver) {
         let again = d.claim_one().await;
         assert_eq!(again.id(), head.id());
         for id in [second, third] {
-            d.control(Command::Purge(Select::Job(id))).await;
+            d.control(ControlCommand::Purge(Select::Job(id))).await;
         }
         d.settled(&again, complete()).await;
     }
@@ -168,7 +169,7 @@ pub async fn snooze_keeps_the_head(d: &Driver) {
 
 /// Relaxed: a waiting retry lets the next go, and joins again at the end when due.
 pub async fn retry_frees_the_key_when_relaxed(d: &Driver) {
-    d.control(Command::Configure {
+    d.control(ControlCommand::Configure {
         queue: queue(),
         relaxed: true,
     })
@@ -190,7 +191,7 @@ pub async fn retry_frees_the_key_when_relaxed(d: &Driver) {
 
 /// Relaxed changes nothing for expiry and surrender.
 pub async fn relaxed_keeps_the_head_otherwise(d: &Driver) {
-    d.control(Command::Configure {
+    d.control(ControlCommand::Configure {
         queue: queue(),
         relaxed: true,
     })
@@ -206,12 +207,12 @@ pub async fn relaxed_keeps_the_head_otherwise(d: &Driver) {
 /// Cancelling a ready head lets the next go; cancelling a parked one takes it out of the line.
 pub async fn cancel_of_head_and_parked(d: &Driver) {
     let ids = d.enqueue_all(vec![keyed(), keyed(), keyed()]).await;
-    d.control(Command::Cancel(Select::Job(ids[1]))).await;
+    d.control(ControlCommand::Cancel(Select::Job(ids[1]))).await;
     assert_eq!(
         (d.state(ids[1]).await, parked(d).await),
         (Some(JobState::Cancelled), 1)
     );
-    d.control(Command::Cancel(Select::Job(ids[0]))).await;
+    d.control(ControlCommand::Cancel(Select::Job(ids[0]))).await;
     assert_eq!(parked(d).await, 0);
     assert_eq!(d.claim_ids(9).await, [ids[2]]);
 }
@@ -220,15 +221,16 @@ pub async fn cancel_of_head_and_parked(d: &Driver) {
 pub async fn cancel_of_a_waiting_head(d: &Driver) {
     let (head, second, _) = line(d).await;
     d.settled(&head, retry(secs(10))).await;
-    d.control(Command::Cancel(Select::Job(head.id()))).await;
+    d.control(ControlCommand::Cancel(Select::Job(head.id())))
+        .await;
     assert_eq!(d.claim_ids(9).await, [second]);
 }
 
 /// Purging the head lets the next go; purging a parked one takes it out.
 pub async fn purge_of_head_and_parked(d: &Driver) {
     let ids = d.enqueue_all(vec![keyed(), keyed(), keyed()]).await;
-    d.control(Command::Purge(Select::Job(ids[1]))).await;
-    d.control(Command::Purge(Select::Job(ids[0]))).await;
+    d.control(ControlCommand::Purge(Select::Job(ids[1]))).await;
+    d.control(ControlCommand::Purge(Select::Job(ids[0]))).await;
     assert_eq!(parked(d).await, 0);
     assert_eq!(d.claim_ids(9).await, [ids[2]]);
 }
@@ -241,7 +243,7 @@ pub async fn purge_of_the_whole_line(d: &Driver) {
         state: JobState::Ready,
         max: 9,
     };
-    assert_eq!(d.control(Command::Purge(all)).await.done, 3);
+    assert_eq!(d.control(ControlCommand::Purge(all)).await.done, 3);
     let next = d.enqueue(keyed()).await;
     assert_eq!(d.claim_ids(9).await, [next]);
 }
@@ -250,7 +252,7 @@ pub async fn purge_of_the_whole_line(d: &Driver) {
 pub async fn reschedule_of_the_head(d: &Driver) {
     let ids = d.enqueue_all(vec![keyed(), keyed(), keyed()]).await;
     let delay = secs(10);
-    d.control(Command::Reschedule {
+    d.control(ControlCommand::Reschedule {
         jobs: Select::Job(ids[0]),
         delay,
     })
@@ -268,7 +270,7 @@ pub async fn reschedule_of_the_head(d: &Driver) {
 pub async fn reschedule_of_the_head_to_now(d: &Driver) {
     let ids = d.enqueue_all(vec![keyed(), keyed()]).await;
     let delay = secs(0);
-    d.control(Command::Reschedule {
+    d.control(ControlCommand::Reschedule {
         jobs: Select::Job(ids[0]),
         delay,
     })
@@ -281,7 +283,7 @@ pub async fn reschedule_of_the_head_to_now(d: &Driver) {
 pub async fn reschedule_of_a_parked_job(d: &Driver) {
     let (head, second, third) = line(d).await;
     let delay = secs(1);
-    d.control(Command::Reschedule {
+    d.control(ControlCommand::Reschedule {
         jobs: Select::Job(second),
         delay,
     })
@@ -301,7 +303,7 @@ pub async fn reschedule_of_a_waiting_head(d: &Driver) {
     let (head, second, _) = line(d).await;
     d.settled(&head, retry(secs(10))).await;
     let delay = secs(20);
-    d.control(Command::Reschedule {
+    d.control(ControlCommand::Reschedule {
         jobs: Select::Job(head.id()),
         delay,
     })
@@ -313,7 +315,8 @@ pub async fn reschedule_of_a_waiting_head(d: &Driver) {
 pub async fn retry_dead_joins_at_the_end(d: &Driver) {
     let (head, second, third) = line(d).await;
     d.settled(&head, bury()).await;
-    d.control(Command::RetryDead(Select::Job(head.id()))).await;
+    d.control(ControlCommand::RetryDead(Select::Job(head.id())))
+        .await;
     assert!(d.view(head.id()).await.parked);
     for id in [second, third, head.id()] {
         let held = d.claim_one().await;

@@ -5,7 +5,7 @@ use crate::error::ErrorKind;
 use crate::job::JobState;
 use crate::lease::{Cause, LeaseEnd, Progress};
 use crate::limits;
-use crate::store::{Command, LeaseSelect, ReapRequest, Renewal};
+use crate::store::{ControlCommand, LeaseSelect, ReapRequest, Renewal};
 
 /// At its deadline a lease is overdue, and not a microsecond before.
 pub async fn begins_at_the_deadline(d: &Driver) {
@@ -240,7 +240,8 @@ pub async fn every_cause_counts_toward_the_limit(d: &Driver) {
     assert_eq!(d.renew(held.lapse()).await, Renewal::Fenced);
     counts(JobState::Ready, 1, 2).await;
     d.claim_one().await;
-    d.control(Command::Revoke(LeaseSelect::Job(id))).await;
+    d.control(ControlCommand::Revoke(LeaseSelect::Job(id)))
+        .await;
     counts(JobState::Ready, 1, 2).await;
     let held = d.claim_one().await;
     d.advance(secs(50)).await;

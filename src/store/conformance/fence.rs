@@ -6,7 +6,7 @@ use super::driver::{
 use crate::job::JobState;
 use crate::lease::{FencingToken, Nonce, Receipt, Verdict};
 use crate::store::{
-    Checkpoint, CheckpointRequest, Checkpointed, Command, LeaseSelect, Renewal, Select,
+    Checkpoint, CheckpointRequest, Checkpointed, ControlCommand, LeaseSelect, Renewal, Select,
 };
 
 /// Every call of a stale holder is refused, and nothing changes but the count.
@@ -65,7 +65,8 @@ pub async fn after_settlement(d: &Driver) {
         let held = d.held(job().retention(secs(60))).await;
         d.settled(&held, outcome).await;
         is_fenced(d, &held).await;
-        d.control(Command::Purge(Select::Job(held.id()))).await;
+        d.control(ControlCommand::Purge(Select::Job(held.id())))
+            .await;
         is_fenced(d, &held).await;
     }
 }
@@ -73,7 +74,7 @@ pub async fn after_settlement(d: &Driver) {
 /// The receipt of a revoked lease, at once.
 pub async fn after_revoke(d: &Driver) {
     let held = d.held(job()).await;
-    d.control(Command::Revoke(LeaseSelect::Job(held.id())))
+    d.control(ControlCommand::Revoke(LeaseSelect::Job(held.id())))
         .await;
     is_fenced(d, &held).await;
     let next = d.claim_one().await;

@@ -22,7 +22,7 @@ use crate::inspect::{AuditView, QueueView};
 use crate::job::{JobId, JobState, Key, QueueName};
 use crate::lease::{FencingToken, Nonce, Receipt, Verdict};
 use crate::store::{
-    Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, Command, Controlled,
+    Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlCommand, Controlled,
     EnqueueRequest, Enqueued, Expiry, Outcome, Renewal, RequestId, SettleRequest, Store,
 };
 
@@ -90,7 +90,7 @@ pub enum Op {
         request: RequestId,
         actor: String,
         reason: String,
-        command: Command,
+        command: ControlCommand,
     },
     Prune {
         request: RequestId,

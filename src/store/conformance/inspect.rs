@@ -7,7 +7,7 @@ use crate::error::ErrorKind;
 use crate::inspect::{self, LeaseFilter, Page, Query};
 use crate::job::{JobId, JobState};
 use crate::limits;
-use crate::store::{ClaimQueue, Command, Select};
+use crate::store::{ClaimQueue, ControlCommand, Select};
 
 /// The ids of a view, read in pages of two.
 async fn in_pages(d: &Driver, state: JobState) -> Vec<JobId> {
@@ -105,7 +105,8 @@ pub async fn counts_are_right(d: &Driver) {
     let held = d.claim(4).await;
     d.settled(&held[0], complete()).await;
     d.settled(&held[1], bury()).await;
-    d.control(Command::Cancel(Select::Job(held[2].id()))).await;
+    d.control(ControlCommand::Cancel(Select::Job(held[2].id())))
+        .await;
     assert!(d.settle(&held[2], surrender()).await.is_held());
     let counts = d.queue().await.counts;
     for state in JobState::ALL {
@@ -293,7 +294,7 @@ pub async fn leases_by_queue_owner_and_task(d: &Driver) {
 /// The audit trail is read newest first, in pages.
 pub async fn audit_newest_first(d: &Driver) {
     for at in 0..5 {
-        let mut request = d.control_request(Command::Pause(queue()));
+        let mut request = d.control_request(ControlCommand::Pause(queue()));
         request.reason = at.to_string();
         d.store().control(request).await.expect("control");
     }

@@ -7,7 +7,7 @@ use super::history::{Answer, Ending, Final, Op};
 use crate::inspect::AuditView;
 use crate::job::{JobId, QueueName};
 use crate::lease::{FencingToken, Verdict};
-use crate::store::{Checkpointed, Command, Enqueued, Select};
+use crate::store::{Checkpointed, ControlCommand, Enqueued, Select};
 
 pub(super) fn check(effects: &[Effect], last: Option<&Final>, found: &mut Vec<Violation>) {
     from_nowhere(effects, found);
@@ -62,10 +62,10 @@ fn lost(effects: &[Effect], last: &Final, found: &mut Vec<Violation>) {
             (Op::Control { command, .. }, answer) => {
                 let acted = !matches!(answer, Some(Answer::Controlled(did)) if did.done == 0);
                 match command {
-                    Command::Purge(Select::Job(id)) if acted => {
+                    ControlCommand::Purge(Select::Job(id)) if acted => {
                         purged.insert(*id);
                     }
-                    Command::Purge(Select::State { queue, .. }) if acted => {
+                    ControlCommand::Purge(Select::State { queue, .. }) if acted => {
                         purged_queues.insert(queue);
                     }
                     _ => {}

@@ -3,7 +3,7 @@
 use super::driver::{Driver, bury, complete, job, retry, secs, snooze, surrender};
 use crate::NewJob;
 use crate::job::JobId;
-use crate::store::{Command, Enqueued, LeaseSelect, Renewal, Select};
+use crate::store::{ControlCommand, Enqueued, LeaseSelect, Renewal, Select};
 
 fn unique() -> NewJob {
     job().unique("k").expect("a key")
@@ -84,11 +84,11 @@ pub async fn held_through_the_whole_life(d: &Driver) {
     d.expire_all().await;
     is_taken_by(d, id).await;
     let held = d.claim_one().await;
-    d.control(Command::Revoke(LeaseSelect::Job(held.id())))
+    d.control(ControlCommand::Revoke(LeaseSelect::Job(held.id())))
         .await;
     is_taken_by(d, id).await;
     let delay = secs(1);
-    d.control(Command::Reschedule {
+    d.control(ControlCommand::Reschedule {
         jobs: Select::Job(id),
         delay,
     })
@@ -103,9 +103,9 @@ pub async fn freed_at_the_end(d: &Driver) {
     let held = d.held(unique()).await;
     d.settled(&held, bury()).await;
     let id = d.enqueue(unique()).await;
-    d.control(Command::Cancel(Select::Job(id))).await;
+    d.control(ControlCommand::Cancel(Select::Job(id))).await;
     let id = d.enqueue(unique()).await;
-    d.control(Command::Purge(Select::Job(id))).await;
+    d.control(ControlCommand::Purge(Select::Job(id))).await;
     d.enqueue(unique()).await;
 }
 
@@ -126,7 +126,8 @@ pub async fn only_the_holder_frees_it(d: &Driver) {
     let old = d.held(unique()).await;
     d.settled(&old, bury()).await;
     let new = d.enqueue(unique()).await;
-    d.control(Command::Purge(Select::Job(old.id()))).await;
+    d.control(ControlCommand::Purge(Select::Job(old.id())))
+        .await;
     is_taken_by(d, new).await;
 }
 
@@ -147,7 +148,7 @@ pub async fn a_window_can_end_before_the_job(d: &Driver) {
     d.advance(secs(10)).await;
     let second = d.enqueue(windowed(10)).await;
     assert_ne!(first, second);
-    d.control(Command::Purge(Select::Job(first))).await;
+    d.control(ControlCommand::Purge(Select::Job(first))).await;
     let answer = d.try_enqueue(vec![windowed(10)]).await.expect("enqueue");
     assert_eq!(answer, [Enqueued::Duplicate(second)]);
 }
@@ -155,7 +156,7 @@ pub async fn a_window_can_end_before_the_job(d: &Driver) {
 /// A purge does not shorten a window.
 pub async fn a_purge_leaves_the_window(d: &Driver) {
     let id = d.enqueue(windowed(100)).await;
-    d.control(Command::Purge(Select::Job(id))).await;
+    d.control(ControlCommand::Purge(Select::Job(id))).await;
     is_taken_by(d, id).await;
     d.advance(secs(100)).await;
     d.enqueue(unique()).await;
@@ -169,7 +170,7 @@ pub async fn retry_dead_of_many(d: &Driver) {
         d.settled(&held, bury()).await;
         dead.push(held.id());
     }
-    let answer = d.control(Command::RetryDead(Select::State {
+    let answer = d.control(ControlCommand::RetryDead(Select::State {
         queue: super::queue(),
         state: crate::job::JobState::Dead,
         max: 9,

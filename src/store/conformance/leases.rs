@@ -9,7 +9,7 @@ use super::jobs::held;
 use crate::clock::Timestamp;
 use crate::job::{JobId, Key, QueueName};
 use crate::lease::{Cause, FencingToken, Verdict};
-use crate::store::{Checkpointed, Command, LeaseSelect, Renewal};
+use crate::store::{Checkpointed, ControlCommand, LeaseSelect, Renewal};
 
 /// A lease that a claim gave.
 struct Known<'a> {
@@ -198,7 +198,7 @@ fn ends_by<'a>(by: &'a Effect, leases: &mut BTreeMap<FencingToken, Known<'a>>) {
         }
         (
             Op::Control {
-                command: Command::Revoke(select),
+                command: ControlCommand::Revoke(select),
                 ..
             },
             answer,

@@ -5,7 +5,7 @@ use crate::error::ErrorKind;
 use crate::job::JobState;
 use crate::limits;
 use crate::rules::ends::CANCELLED_RETENTION;
-use crate::store::{Command, Enqueued, PruneRequest, Select};
+use crate::store::{ControlCommand, Enqueued, PruneRequest, Select};
 
 /// Completed jobs are deleted when their retention is over, and not before.
 pub async fn completed_jobs_go_when_their_time_is_over(d: &Driver) {
@@ -34,7 +34,7 @@ pub async fn cancelled_jobs_stay_a_day(d: &Driver) {
     let short = d.enqueue(job().retention(secs(1))).await;
     let long = d.enqueue(job().retention(CANCELLED_RETENTION * 2)).await;
     for id in [plain, short, long] {
-        d.control(Command::Cancel(Select::Job(id))).await;
+        d.control(ControlCommand::Cancel(Select::Job(id))).await;
     }
     d.advance(CANCELLED_RETENTION - secs(1)).await;
     // Nobody called for a day: the driver's session is over.

@@ -7,7 +7,7 @@ use crate::error::ErrorKind;
 use crate::job::JobState;
 use crate::lease::{Cause, FencingToken, LeaseEnd, Nonce, Progress, Verdict};
 use crate::limits;
-use crate::store::{Beat, Command, LeaseSelect, Renewal, Select};
+use crate::store::{Beat, ControlCommand, LeaseSelect, Renewal, Select};
 
 fn held_for(granted: std::time::Duration) -> Renewal {
     Renewal::Held {
@@ -204,13 +204,14 @@ pub async fn ended_leases_are_fenced(d: &Driver) {
             1 => d.settled(&held, retry(secs(9_999))).await,
             2 => assert_eq!(d.renew(held.lapse()).await, Renewal::Fenced),
             _ => {
-                let command = Command::Revoke(LeaseSelect::Job(held.id()));
+                let command = ControlCommand::Revoke(LeaseSelect::Job(held.id()));
                 assert_eq!(d.control(command).await.done, 1);
             }
         }
         d.unchanged(async || assert_eq!(d.renew(held.beat()).await, Renewal::Fenced))
             .await;
-        d.control(Command::Purge(Select::Job(held.id()))).await;
+        d.control(ControlCommand::Purge(Select::Job(held.id())))
+            .await;
     }
     assert_eq!(d.ledger().await.fenced, 4);
 }
@@ -302,7 +303,8 @@ pub async fn an_overdue_lease_does_not_lapse(d: &Driver) {
 /// A cancelled job's holder is told at the next renewal, and each one after it.
 pub async fn tells_of_a_cancel(d: &Driver) {
     let held = d.held(job()).await;
-    d.control(Command::Cancel(Select::Job(held.id()))).await;
+    d.control(ControlCommand::Cancel(Select::Job(held.id())))
+        .await;
     for _ in 0..2 {
         let cancel = vec![held.token()];
         let told = Renewal::Held {
@@ -483,7 +485,8 @@ pub async fn a_cancel_is_told_of_one_lease(d: &Driver) {
     let claimed = d.claim_as(d.claim_request(4)).await;
     let held = Held::all(&claimed);
     d.settled(&held[0], complete()).await;
-    d.control(Command::Cancel(Select::Job(held[2].id()))).await;
+    d.control(ControlCommand::Cancel(Select::Job(held[2].id())))
+        .await;
     let told = Renewal::Held {
         granted: TERM,
         cancel: vec![held[2].token()],
@@ -496,7 +499,8 @@ pub async fn a_cancel_is_told_of_one_lease(d: &Driver) {
 pub async fn a_cancelled_job_lapses_into_cancelled(d: &Driver) {
     d.enqueue_many(2).await;
     let held = d.claim(2).await;
-    d.control(Command::Cancel(Select::Job(held[0].id()))).await;
+    d.control(ControlCommand::Cancel(Select::Job(held[0].id())))
+        .await;
     let mut beat = held[1].beat();
     beat.lapse = vec![held[0].token()];
     assert_eq!(d.renew(beat).await, held_for(TERM));
@@ -619,7 +623,7 @@ pub async fn each_grant_of_a_call_is_its_own(d: &Driver) {
     d.settled(&grants[1][0], complete()).await;
     d.settled(&grants[2][1], complete()).await;
     let cancelled = &grants[1][1];
-    d.control(Command::Cancel(Select::Job(cancelled.id())))
+    d.control(ControlCommand::Cancel(Select::Job(cancelled.id())))
         .await;
     let beats = grants.iter().map(|held| {
         let mut beat = held[0].beat();

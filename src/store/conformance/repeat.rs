@@ -9,8 +9,8 @@ use crate::error::{Error, ErrorKind};
 use crate::job::JobState;
 use crate::lease::Verdict;
 use crate::store::{
-    Checkpoint, CheckpointRequest, Checkpointed, Command, Enqueued, LeaseSelect, PruneRequest,
-    ReapRequest, RequestId, SESSION_IDLE, Select, SessionId,
+    Checkpoint, CheckpointRequest, Checkpointed, ControlCommand, Enqueued, LeaseSelect,
+    PruneRequest, ReapRequest, RequestId, SESSION_IDLE, Select, SessionId,
 };
 
 fn is_lost<T>(answer: crate::Result<T>) -> bool {
@@ -288,14 +288,14 @@ pub async fn reap_goes_nowhere_else(d: &Driver) {
 pub async fn control_acts_once(d: &Driver) {
     let held = d.held(job()).await;
     let commands = [
-        Command::Revoke(LeaseSelect::Job(held.id())),
-        Command::Reschedule {
+        ControlCommand::Revoke(LeaseSelect::Job(held.id())),
+        ControlCommand::Reschedule {
             jobs: Select::Job(held.id()),
             delay: secs(5),
         },
-        Command::Cancel(Select::Job(held.id())),
-        Command::Purge(Select::Job(held.id())),
-        Command::Pause(queue()),
+        ControlCommand::Cancel(Select::Job(held.id())),
+        ControlCommand::Purge(Select::Job(held.id())),
+        ControlCommand::Pause(queue()),
     ];
     for command in commands {
         let request = d.control_request(command);
@@ -315,7 +315,7 @@ pub async fn control_acts_once(d: &Driver) {
 /// A repeated revoke does not hit the next holder.
 pub async fn a_repeated_revoke_spares_the_next_holder(d: &Driver) {
     let held = d.held(job()).await;
-    let request = d.control_request(Command::Revoke(LeaseSelect::Job(held.id())));
+    let request = d.control_request(ControlCommand::Revoke(LeaseSelect::Job(held.id())));
     d.store().control(request.clone()).await.expect("control");
     let next = d.other().await.claim_one().await;
     d.store().control(request).await.expect("control");
@@ -348,7 +348,7 @@ pub async fn an_older_sequence_is_refused(d: &Driver) {
         request: d.request(),
         max: 1,
     };
-    let control = d.control_request(Command::Pause(queue()));
+    let control = d.control_request(ControlCommand::Pause(queue()));
     let prune = PruneRequest {
         request: d.request(),
         overdue: secs(0),

@@ -11,7 +11,9 @@ use crate::lease::{FencingToken, LeaseEnd, Verdict};
 use crate::limits;
 use crate::rules::ends::DISBELIEVED_DELAY;
 use crate::rules::issue::Issuer;
-use crate::store::{Checkpointed, Command, Enqueued, Outcome, Renewal, Select, SettleRequest};
+use crate::store::{
+    Checkpointed, ControlCommand, Enqueued, Outcome, Renewal, Select, SettleRequest,
+};
 
 const LATE: Verdict = Verdict::Held {
     late: true,
@@ -428,7 +430,8 @@ pub async fn late_is_told_of_each_grant(d: &Driver) {
 pub async fn a_cancel_is_told_of_one_lease(d: &Driver) {
     d.enqueue_many(3).await;
     let held = d.claim(3).await;
-    d.control(Command::Cancel(Select::Job(held[1].id()))).await;
+    d.control(ControlCommand::Cancel(Select::Job(held[1].id())))
+        .await;
     let all = held.iter().map(|held| (held, complete())).collect();
     let verdicts = d.store().settle(d.settle_request(all)).await;
     let told = Verdict::Held {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::claim::suspect;
 use super::driver::{Driver, TERM, bury, job, queue, queue_named, secs, surrender};
 use crate::NewJob;
-use crate::store::{Command, Renewal, Select};
+use crate::store::{ControlCommand, Renewal, Select};
 
 /// Longer than a lost wake-up may cost, shorter than the limit given to `wait`.
 const PATIENCE: Duration = Duration::from_millis(2_500);
@@ -97,9 +97,9 @@ pub async fn wakes_on_an_earlier_due_enqueue(d: &Driver) {
 /// A resumed queue wakes.
 pub async fn wakes_on_resume(d: &Driver) {
     d.enqueue(job()).await;
-    d.control(Command::Pause(queue())).await;
+    d.control(ControlCommand::Pause(queue())).await;
     wakes(d, false, async || {
-        let _ = d.control(Command::Resume(queue())).await;
+        let _ = d.control(ControlCommand::Resume(queue())).await;
     })
     .await;
 }
@@ -132,7 +132,7 @@ pub async fn wakes_on_a_freed_key(d: &Driver) {
 pub async fn wakes_on_retry_dead(d: &Driver) {
     let held = d.held(job()).await;
     d.settled(&held, bury()).await;
-    let command = Command::RetryDead(Select::Job(held.id()));
+    let command = ControlCommand::RetryDead(Select::Job(held.id()));
     wakes(d, false, async || {
         let _ = d.control(command).await;
     })
@@ -159,7 +159,7 @@ pub async fn wakes_for_a_suspect_if_asked(d: &Driver) {
 /// Ready jobs of a paused queue are no work.
 pub async fn sleeps_over_a_paused_queue(d: &Driver) {
     d.enqueue(job()).await;
-    d.control(Command::Pause(queue())).await;
+    d.control(ControlCommand::Pause(queue())).await;
     sleeps(d, true).await;
 }
 

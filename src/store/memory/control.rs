@@ -9,7 +9,7 @@ use crate::inspect::AuditView;
 use crate::job::{JobId, JobState};
 use crate::lease::FencingToken;
 use crate::rules::ends::{self, Next};
-use crate::store::{Command, ControlRequest, Controlled, LeaseSelect, Select};
+use crate::store::{ControlCommand, ControlRequest, Controlled, LeaseSelect, Select};
 
 /// Tokens listed in one audit record.
 const AUDIT_TOKENS: usize = 100;
@@ -18,9 +18,9 @@ impl State {
     pub(super) fn control(&mut self, request: &ControlRequest, now: Timestamp) -> Controlled {
         let mut tokens = Vec::new();
         let answer = match &request.command {
-            Command::Pause(queue) => self.set_paused(queue, true),
-            Command::Resume(queue) => self.set_paused(queue, false),
-            Command::Configure { queue, relaxed } => {
+            ControlCommand::Pause(queue) => self.set_paused(queue, true),
+            ControlCommand::Resume(queue) => self.set_paused(queue, false),
+            ControlCommand::Configure { queue, relaxed } => {
                 let queue = self.queue(queue);
                 self.queues[queue].relaxed = *relaxed;
                 Controlled {
@@ -28,13 +28,15 @@ impl State {
                     ..Controlled::default()
                 }
             }
-            Command::Revoke(leases) => self.revoke(leases, &request.reason, now, &mut tokens),
-            Command::Cancel(jobs) => self.each(jobs, |state, id| state.cancel(id, now)),
-            Command::Purge(jobs) => self.each(jobs, Self::purge),
-            Command::Reschedule { jobs, delay } => self.each(jobs, |state, id| {
+            ControlCommand::Revoke(leases) => {
+                self.revoke(leases, &request.reason, now, &mut tokens)
+            }
+            ControlCommand::Cancel(jobs) => self.each(jobs, |state, id| state.cancel(id, now)),
+            ControlCommand::Purge(jobs) => self.each(jobs, Self::purge),
+            ControlCommand::Reschedule { jobs, delay } => self.each(jobs, |state, id| {
                 state.reschedule(id, now, now.after(*delay))
             }),
-            Command::RetryDead(jobs) => self.retry_dead(jobs, now),
+            ControlCommand::RetryDead(jobs) => self.retry_dead(jobs, now),
         };
         self.audit.push(AuditView {
             at: now,

@@ -12,7 +12,7 @@ use crate::job::{JobId, JobState, QueueName};
 use crate::lease::FencingToken;
 use crate::rules::ends::{self, Next};
 use crate::store::line::state_code;
-use crate::store::{Command, ControlRequest, Controlled, LeaseSelect, Select};
+use crate::store::{ControlCommand, ControlRequest, Controlled, LeaseSelect, Select};
 
 /// Tokens listed in one audit record.
 const AUDIT_TOKENS: usize = 100;
@@ -47,20 +47,22 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         self.keep(&queues)?;
         let mut tokens = Vec::new();
         let answer = match &request.command {
-            Command::Pause(queue) => self.set_paused(queue, true).await?,
-            Command::Resume(queue) => self.set_paused(queue, false).await?,
-            Command::Configure { queue, relaxed } => {
+            ControlCommand::Pause(queue) => self.set_paused(queue, true).await?,
+            ControlCommand::Resume(queue) => self.set_paused(queue, false).await?,
+            ControlCommand::Configure { queue, relaxed } => {
                 let queue = self.queue(queue).await?;
                 self.queues[queue].relaxed = *relaxed;
                 self.save_queue(queue).await?
             }
-            Command::Revoke(leases) => self.revoke(leases, &request.reason, &mut tokens).await?,
-            Command::Cancel(jobs) => self.each(jobs, Act::Cancel).await?,
-            Command::Purge(jobs) => self.each(jobs, Act::Purge).await?,
-            Command::Reschedule { jobs, delay } => {
+            ControlCommand::Revoke(leases) => {
+                self.revoke(leases, &request.reason, &mut tokens).await?
+            }
+            ControlCommand::Cancel(jobs) => self.each(jobs, Act::Cancel).await?,
+            ControlCommand::Purge(jobs) => self.each(jobs, Act::Purge).await?,
+            ControlCommand::Reschedule { jobs, delay } => {
                 self.each(jobs, Act::Reschedule(now.after(*delay))).await?
             }
-            Command::RetryDead(jobs) => self.each(jobs, Act::RetryDead).await?,
+            ControlCommand::RetryDead(jobs) => self.each(jobs, Act::RetryDead).await?,
         };
         let tokens = serde_json::to_string(&tokens).map_err(|_| garbled())?;
         let args = args![self.base.namespace => TEXT, time(now) => INT8, request.actor => TEXT,

@@ -13,7 +13,7 @@ use crate::clock::micros;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::job::{JobId, JobState, QueueName};
 use crate::lease::FencingToken;
-use crate::store::{Command, ControlRequest, Controlled, LeaseSelect, Select};
+use crate::store::{ControlCommand, ControlRequest, Controlled, LeaseSelect, Select};
 
 /// Tokens listed in one audit record.
 const AUDIT_TOKENS: usize = 100;
@@ -119,26 +119,26 @@ impl RedisStore {
     }
 
     /// The partitions that a command is about.
-    async fn control_plan(&self, command: &Command) -> Result<Vec<(Partition, usize)>> {
+    async fn control_plan(&self, command: &ControlCommand) -> Result<Vec<(Partition, usize)>> {
         let partitions = if let Some(name) = about_queue(command) {
             self.make_queue(name).await?.all(0).collect()
         } else {
             match command {
-                Command::Revoke(LeaseSelect::Owner(_) | LeaseSelect::Task(_)) => {
+                ControlCommand::Revoke(LeaseSelect::Owner(_) | LeaseSelect::Task(_)) => {
                     self.all_partitions().await?
                 }
-                Command::Revoke(LeaseSelect::Job(id))
-                | Command::Cancel(Select::Job(id))
-                | Command::RetryDead(Select::Job(id))
-                | Command::Purge(Select::Job(id))
-                | Command::Reschedule {
+                ControlCommand::Revoke(LeaseSelect::Job(id))
+                | ControlCommand::Cancel(Select::Job(id))
+                | ControlCommand::RetryDead(Select::Job(id))
+                | ControlCommand::Purge(Select::Job(id))
+                | ControlCommand::Reschedule {
                     jobs: Select::Job(id),
                     ..
                 } => self.locate(*id).await?.into_iter().collect(),
-                Command::Cancel(Select::State { queue, .. })
-                | Command::RetryDead(Select::State { queue, .. })
-                | Command::Purge(Select::State { queue, .. })
-                | Command::Reschedule {
+                ControlCommand::Cancel(Select::State { queue, .. })
+                | ControlCommand::RetryDead(Select::State { queue, .. })
+                | ControlCommand::Purge(Select::State { queue, .. })
+                | ControlCommand::Reschedule {
                     jobs: Select::State { queue, .. },
                     ..
                 } => {
@@ -228,21 +228,21 @@ pub(super) fn read_step(
     Ok(acted.saturating_add(duplicates))
 }
 
-fn about_queue(command: &Command) -> Option<&QueueName> {
+fn about_queue(command: &ControlCommand) -> Option<&QueueName> {
     match command {
-        Command::Pause(queue) | Command::Resume(queue) | Command::Configure { queue, .. } => {
-            Some(queue)
-        }
+        ControlCommand::Pause(queue)
+        | ControlCommand::Resume(queue)
+        | ControlCommand::Configure { queue, .. } => Some(queue),
         _ => None,
     }
 }
 
-fn most(command: &Command) -> usize {
+fn most(command: &ControlCommand) -> usize {
     match command {
-        Command::Cancel(Select::State { max, .. })
-        | Command::RetryDead(Select::State { max, .. })
-        | Command::Purge(Select::State { max, .. })
-        | Command::Reschedule {
+        ControlCommand::Cancel(Select::State { max, .. })
+        | ControlCommand::RetryDead(Select::State { max, .. })
+        | ControlCommand::Purge(Select::State { max, .. })
+        | ControlCommand::Reschedule {
             jobs: Select::State { max, .. },
             ..
         } => *max,
@@ -251,16 +251,16 @@ fn most(command: &Command) -> usize {
 }
 
 /// Whether a command can be cut into steps: what a step has done, the next one does not meet again.
-fn goes_in_steps(command: &Command) -> bool {
+fn goes_in_steps(command: &ControlCommand) -> bool {
     use JobState::{Dead, Leased, Ready, Scheduled};
     match command {
-        Command::Revoke(_) => true,
-        Command::Purge(Select::State { state, .. }) => *state != Leased,
-        Command::Cancel(Select::State { state, .. }) => {
+        ControlCommand::Revoke(_) => true,
+        ControlCommand::Purge(Select::State { state, .. }) => *state != Leased,
+        ControlCommand::Cancel(Select::State { state, .. }) => {
             matches!(state, Scheduled | Ready | Leased)
         }
-        Command::RetryDead(Select::State { state, .. }) => *state == Dead,
-        Command::Reschedule {
+        ControlCommand::RetryDead(Select::State { state, .. }) => *state == Dead,
+        ControlCommand::Reschedule {
             jobs: Select::State { state, .. },
             delay,
         } => *state == Ready && micros(*delay) > 0,
@@ -269,7 +269,7 @@ fn goes_in_steps(command: &Command) -> bool {
 }
 
 /// `chunk` is for this step, `left` for all of them.
-fn packed(command: &Command, chunk: usize, left: usize) -> Out {
+fn packed(command: &ControlCommand, chunk: usize, left: usize) -> Out {
     let mut out = Out::default();
     let selected = |out: &mut Out, letter: &[u8], delay, jobs: &Select| {
         out.raw(letter).micros(delay);
@@ -283,26 +283,26 @@ fn packed(command: &Command, chunk: usize, left: usize) -> Out {
     };
     let zero = std::time::Duration::ZERO;
     match command {
-        Command::Pause(_) => {
+        ControlCommand::Pause(_) => {
             out.raw(b"P");
         }
-        Command::Resume(_) => {
+        ControlCommand::Resume(_) => {
             out.raw(b"R");
         }
-        Command::Configure { relaxed, .. } => {
+        ControlCommand::Configure { relaxed, .. } => {
             out.raw(b"F").u8((*relaxed).into());
         }
-        Command::Cancel(jobs) => selected(&mut out, b"C", zero, jobs),
-        Command::Purge(jobs) => selected(&mut out, b"U", zero, jobs),
-        Command::RetryDead(jobs) => selected(&mut out, b"D", zero, jobs),
-        Command::Reschedule { jobs, delay } => selected(&mut out, b"S", *delay, jobs),
-        Command::Revoke(LeaseSelect::Job(id)) => {
+        ControlCommand::Cancel(jobs) => selected(&mut out, b"C", zero, jobs),
+        ControlCommand::Purge(jobs) => selected(&mut out, b"U", zero, jobs),
+        ControlCommand::RetryDead(jobs) => selected(&mut out, b"D", zero, jobs),
+        ControlCommand::Reschedule { jobs, delay } => selected(&mut out, b"S", *delay, jobs),
+        ControlCommand::Revoke(LeaseSelect::Job(id)) => {
             out.raw(b"Vj").raw(id.as_bytes());
         }
-        Command::Revoke(LeaseSelect::Owner(owner)) => {
+        ControlCommand::Revoke(LeaseSelect::Owner(owner)) => {
             out.raw(b"Vo").raw(owner.as_bytes());
         }
-        Command::Revoke(LeaseSelect::Task(task)) => {
+        ControlCommand::Revoke(LeaseSelect::Task(task)) => {
             out.raw(b"Vt").raw(task.as_bytes());
         }
     }

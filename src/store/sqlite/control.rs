@@ -13,7 +13,7 @@ use crate::lease::FencingToken;
 use crate::rules::ends::{self, Next};
 use crate::store::held::{Note, offset};
 use crate::store::line::state_code;
-use crate::store::{Command, ControlRequest, Controlled, LeaseSelect, Select};
+use crate::store::{ControlCommand, ControlRequest, Controlled, LeaseSelect, Select};
 
 /// Tokens listed in one audit record.
 const AUDIT_TOKENS: usize = 100;
@@ -28,20 +28,22 @@ impl Tx<'_> {
         }
         let mut tokens = Vec::new();
         let answer = match &request.command {
-            Command::Pause(queue) => self.set_paused(queue, true)?,
-            Command::Resume(queue) => self.set_paused(queue, false)?,
-            Command::Configure { queue, relaxed } => {
+            ControlCommand::Pause(queue) => self.set_paused(queue, true)?,
+            ControlCommand::Resume(queue) => self.set_paused(queue, false)?,
+            ControlCommand::Configure { queue, relaxed } => {
                 let queue = self.queue(queue)?;
                 self.at(queue).relaxed = *relaxed;
                 one()
             }
-            Command::Revoke(leases) => self.revoke(leases, &request.reason, now, &mut tokens)?,
-            Command::Cancel(jobs) => self.each(jobs, |tx, place| tx.cancel(place, now))?,
-            Command::Purge(jobs) => self.each(jobs, Self::purge)?,
-            Command::Reschedule { jobs, delay } => self.each(jobs, |tx, place| {
+            ControlCommand::Revoke(leases) => {
+                self.revoke(leases, &request.reason, now, &mut tokens)?
+            }
+            ControlCommand::Cancel(jobs) => self.each(jobs, |tx, place| tx.cancel(place, now))?,
+            ControlCommand::Purge(jobs) => self.each(jobs, Self::purge)?,
+            ControlCommand::Reschedule { jobs, delay } => self.each(jobs, |tx, place| {
                 tx.reschedule(place, now, now.after(*delay))
             })?,
-            Command::RetryDead(jobs) => self.retry_dead(jobs, now)?,
+            ControlCommand::RetryDead(jobs) => self.retry_dead(jobs, now)?,
         };
         let tokens = serde_json::to_string(&tokens).map_err(|_| garbled())?;
         self.sql("audit_new")?.execute(params![

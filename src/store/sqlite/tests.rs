@@ -9,7 +9,7 @@ use crate::inspect::{LeaseFilter, Page, Query, View};
 use crate::job::{JobId, JobState, Kind, NewJob, QueueName};
 use crate::lease::{FencingToken, Grant, Nonce, Progress, Receipt};
 use crate::store::{
-    Beat, Checkpoint, CheckpointRequest, ClaimQueue, ClaimRequest, Command, ControlRequest,
+    Beat, Checkpoint, CheckpointRequest, ClaimQueue, ClaimRequest, ControlCommand, ControlRequest,
     EnqueueRequest, LeaseSelect, MemoryStore, Outcome, PruneRequest, ReapRequest, RequestId,
     Select, SessionId, SettleRequest, Settlement, Store,
 };
@@ -236,23 +236,23 @@ impl Pair {
         Some(Settlement { receipt, outcome })
     }
 
-    fn command(&mut self) -> Command {
+    fn command(&mut self) -> ControlCommand {
         let (queue, jobs) = (self.queue(), self.select());
         match self.random.u8(..9) {
-            0 => Command::Pause(queue),
-            1 | 2 => Command::Resume(queue),
-            3 => Command::Configure {
+            0 => ControlCommand::Pause(queue),
+            1 | 2 => ControlCommand::Resume(queue),
+            3 => ControlCommand::Configure {
                 queue,
                 relaxed: self.random.bool(),
             },
-            4 => Command::Cancel(jobs),
-            5 => Command::Purge(jobs),
-            6 => Command::Reschedule {
+            4 => ControlCommand::Cancel(jobs),
+            5 => ControlCommand::Purge(jobs),
+            6 => ControlCommand::Reschedule {
                 jobs,
                 delay: Duration::from_millis(self.random.u64(..1_500)),
             },
-            7 => Command::RetryDead(jobs),
-            _ => Command::Revoke(match jobs {
+            7 => ControlCommand::RetryDead(jobs),
+            _ => ControlCommand::Revoke(match jobs {
                 Select::Job(id) => LeaseSelect::Job(id),
                 Select::State { .. } if self.random.bool() => LeaseSelect::Owner("o1".into()),
                 Select::State { .. } => LeaseSelect::Task("t1".into()),

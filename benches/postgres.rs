@@ -102,7 +102,7 @@ async fn enqueue_beside(client: &Client, jobs: usize) {
                 if from >= jobs {
                     return;
                 }
-                let batch = (from..(from + BATCH).min(jobs)).map(job).collect();
+                let batch = (from..(from + BATCH).min(jobs)).map(job);
                 client.enqueue_many(batch).await.expect("enqueued");
             }
         });
@@ -187,7 +187,7 @@ async fn waits(server: &Server, jobs: usize) {
             tokio::time::sleep(Duration::from_millis(20)).await;
             let sent = start.elapsed().as_micros() as u64;
             let job = NewJob::of(&Timed { sent }).expect("a job");
-            here.enqueue_all(vec![job]).await.expect("enqueued");
+            here.enqueue_many(vec![job]).await.expect("enqueued");
         }
         while waits.lock().expect("no panics").len() < jobs {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -245,10 +245,7 @@ async fn side_by_side(server: &Server, jobs: usize, most: usize) {
                         job.queue = format!("queue-{at}").parse().expect("a name");
                         job
                     });
-                    feeding
-                        .enqueue_all(batch.collect())
-                        .await
-                        .expect("enqueued");
+                    feeding.enqueue_many(batch).await.expect("enqueued");
                 }
             }
             let start = Instant::now();
@@ -266,11 +263,12 @@ async fn side_by_side(server: &Server, jobs: usize, most: usize) {
                             tokio::time::sleep(Duration::from_millis(1)).await;
                         }
                     };
-                    let mut worker = client.worker().handle(handler).slots(SLOTS);
                     // With one queue each there is nothing to wait for.
-                    for queue in (0..queues).filter(|q| queues < workers || q % workers == at) {
-                        worker = worker.queue(format!("queue-{queue}"));
-                    }
+                    let own = (0..queues).filter(|q| queues < workers || q % workers == at);
+                    let own: Vec<_> = own.map(|queue| format!("queue-{queue}")).collect();
+                    let worker = client.worker().slots(SLOTS);
+                    let worker = worker.handle_in(&own[0], handler);
+                    let worker = own.iter().fold(worker, |worker, queue| worker.queue(queue));
                     worker.run_until(until).await.expect("a worker");
                 });
             }

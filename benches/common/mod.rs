@@ -138,7 +138,7 @@ impl Handler<Numbered> for Sum {
 
 pub(crate) async fn enqueue(client: &Client, jobs: usize) {
     for from in (0..jobs).step_by(1_000) {
-        let batch = (from..(from + 1_000).min(jobs)).map(job).collect();
+        let batch = (from..(from + 1_000).min(jobs)).map(job);
         client.enqueue_many(batch).await.expect("enqueued");
     }
 }

@@ -70,7 +70,7 @@ impl Desk {
         let client = |runtime: &Runtime| {
             runtime.block_on(async {
                 let client = Client::open("memory:").await.expect("memory");
-                let jobs = (0..5).map(job).collect();
+                let jobs = (0..5).map(job);
                 client.enqueue_many(jobs).await.expect("stored");
                 client
             })

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use leasehold::atomic_redis::RedisContext as _;
 use leasehold::fence::redis::{Commands, RedisFence};
 use leasehold::inspect::{self, QueueView};
 use leasehold::job::{JobOptions, QueueName};

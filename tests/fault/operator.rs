@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::JobId;
 use leasehold::inspect::QueueView;
-use leasehold::store::{ControlCommand, LeaseSelect};
+use leasehold::store::LeaseSelect;
 use rustix::process::Signal;
 
 use crate::MACHINE;
@@ -55,15 +55,8 @@ async fn manual_recovery() {
     assert_eq!(held.len(), KEYS);
 
     // Twice at once, and of what is not there or has ended.
-    let revoke = |select| {
-        let command = ControlCommand::Revoke(select);
-        stage
-            .world
-            .client
-            .operator("ada")
-            .because("it hangs")
-            .command(command)
-    };
+    let ada = stage.world.client.operator("ada").because("it hangs");
+    let revoke = |select: LeaseSelect| ada.revoke(select);
     let revoked = Instant::now();
     let owner = || LeaseSelect::Owner("first".into());
     let (one, other) = tokio::join!(revoke(owner()), revoke(owner()));

@@ -127,7 +127,6 @@ impl Stage {
                 _ => job,
             }
         });
-        let jobs = jobs.collect();
         self.world.client.enqueue_many(jobs).await.unwrap();
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold::atomic_redis::RedisContext as _;
 use leasehold::clock::ManualClock;
 use leasehold::fence::redis::Commands;
 use leasehold::job::{JobState, Namespace};
@@ -388,7 +389,7 @@ fn client(url: &str, partitions: u16) -> Client {
 async fn a_handler_completes_with_its_commands_and_nothing_else_settles_it() {
     let server = Standalone::start(&[]);
     let client = client(server.url(), 1);
-    let jobs = (0..200).map(|n| NewJob::of(&Pay { n }).unwrap()).collect();
+    let jobs = (0..200).map(|n| NewJob::of(&Pay { n }).unwrap());
     let jobs = client.enqueue_many(jobs).await.unwrap();
     let handler = |job: Pay, ctx: Context, run: usize| async move {
         ctx.set_result(&job.n)?;

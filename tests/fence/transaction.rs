@@ -236,11 +236,11 @@ async fn jobs_are_enqueued_if_the_transaction_commits() {
     let mut db = connect(&world.path);
     let jobs = || vec![NewJob::of(&Pay::default()).unwrap().unique("one").unwrap()];
     let tx = db.transaction().unwrap();
-    world.client.enqueue_in(&tx, jobs()).unwrap();
+    world.client.enqueue_many_in(&tx, jobs()).unwrap();
     tx.rollback().unwrap();
     let tx = db.transaction().unwrap();
-    let first = world.client.enqueue_in(&tx, jobs()).unwrap()[0].id();
-    let again = world.client.enqueue_in(&tx, jobs()).unwrap()[0];
+    let first = world.client.enqueue_many_in(&tx, jobs()).unwrap()[0].id();
+    let again = world.client.enqueue_many_in(&tx, jobs()).unwrap()[0];
     assert_eq!(again, leasehold::store::Enqueued::Duplicate(first));
     tx.commit().unwrap();
     assert_eq!(world.client.ledger().await.unwrap().enqueued, 1);
@@ -252,7 +252,7 @@ async fn jobs_are_enqueued_if_the_transaction_commits() {
         let mut db = connect(&path);
         let tx = db.transaction().unwrap();
         let job = NewJob::of(&Pay::default()).unwrap();
-        client.enqueue_in(&tx, vec![job]).unwrap();
+        client.enqueue_many_in(&tx, vec![job]).unwrap();
         tx.commit().unwrap();
     });
     let handler = |_: Connection, _: Context, _: usize| async { Ok(()) };
@@ -268,9 +268,9 @@ async fn a_transaction_of_another_file_or_another_store_is_refused() {
     let job = || vec![NewJob::of(&Pay::default()).unwrap()];
     let mut db = connect(&other.path);
     let tx = db.transaction().unwrap();
-    let error = world.client.enqueue_in(&tx, job()).unwrap_err();
+    let error = world.client.enqueue_many_in(&tx, job()).unwrap_err();
     assert_eq!(error.field(), Some("transaction"), "{error}");
     let memory = Client::new(Arc::new(MemoryStore::new()));
-    let error = memory.enqueue_in(&tx, job()).unwrap_err();
+    let error = memory.enqueue_many_in(&tx, job()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
 }

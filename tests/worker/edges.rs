@@ -20,7 +20,7 @@ use leasehold::store::{ClaimQueue, ClaimRequest, RequestId};
 use leasehold::worker::executor::SameRuntime;
 use leasehold::{
     Client, Context, ErrorKind, Failure, FencingToken, Job, LeaseTerms, MemoryStore, NewJob,
-    QueueConfig, RetryPolicy, Store, Verb, Worker,
+    RetryPolicy, Store, Verb, Worker,
 };
 use serde::{Deserialize, Serialize};
 use support::{Fate, Faulty};

@@ -60,7 +60,7 @@ async fn handle(job: Race, ctx: Context) -> Result<(), Failure> {
 async fn storm(store: Arc<dyn Store>, round: u64) {
     let mut dice = fastrand::Rng::with_seed(round);
     let client = Client::new(Arc::clone(&store));
-    let jobs = (0..40).map(|n| NewJob::of(&Race { n }).unwrap()).collect();
+    let jobs = (0..40).map(|n| NewJob::of(&Race { n }).unwrap());
     let ids: Vec<_> = client.enqueue_many(jobs).await.unwrap();
     let worker = |owner: &str| {
         Client::new(Arc::clone(&store))

@@ -819,10 +819,7 @@ async fn settings_that_cannot_work_are_refused_by_name() {
 async fn queues_share_by_weight_and_none_starves() {
     let client = client();
     for queue in ["heavy", "light"] {
-        let jobs = adds(4_000)
-            .into_iter()
-            .map(|job| job.queue(queue).unwrap())
-            .collect();
+        let jobs = adds(4_000).into_iter().map(|job| job.queue(queue).unwrap());
         client.enqueue_many(jobs).await.unwrap();
     }
     let order: Arc<Mutex<Vec<bool>>> = Arc::default();
@@ -847,7 +844,7 @@ async fn queues_share_by_weight_and_none_starves() {
     };
     let worker = client
         .worker()
-        .handle(handler)
+        .handle_in("heavy", handler)
         .queue_with(QueueConfig::new("heavy").weight(3.0))
         .queue_with(QueueConfig::new("light").weight(1.0))
         .slots(4)
@@ -1073,7 +1070,7 @@ async fn busiest_seconds(stubborn: bool) -> (usize, usize) {
     faulty.stubborn = stubborn;
     let store: Arc<dyn Store> = Arc::new(faulty);
     Client::new(store.clone())
-        .enqueue_all(adds(9_000))
+        .enqueue_many(adds(9_000))
         .await
         .unwrap();
     let mut pools = tokio::task::JoinSet::new();

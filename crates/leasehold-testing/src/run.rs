@@ -117,7 +117,7 @@ pub async fn run<J: Job, H: Handler<J>>(handler: H, job: &J) -> Result<Ran> {
     let stage = Stage::new(Arc::default());
     stage.enqueue(job).await?;
     let mut actor = stage
-        .claim(|worker| worker.queue(queue.as_str()).handle::<J, H>(handler))
+        .claim(|worker| worker.handle_in::<J, H>(queue.as_str(), handler))
         .await?;
     actor.go_to(usize::MAX).await;
     let (result, checkpoint) = (actor.result(), actor.checkpoint().await?);

@@ -41,7 +41,7 @@ pub struct Zombie<R> {
     next: Result<NewJob>,
     key: Option<Key>,
     make: Box<dyn Fn() -> R + Send>,
-    handle: Box<dyn Fn(R, Worker) -> Worker + Send>,
+    handle: Box<dyn Fn(R, Worker, &str) -> Worker + Send>,
     watches: Vec<Watch<R>>,
     patience: Duration,
 }
@@ -70,7 +70,9 @@ impl<R: Clone + Send + 'static> Zombie<R> {
             next: NewJob::of(job),
             key: None,
             make: Box::new(make),
-            handle: Box::new(move |resources, worker| worker.handle::<J, H>(handler(resources))),
+            handle: Box::new(move |resources, worker, queue| {
+                worker.handle_in::<J, H>(queue, handler(resources))
+            }),
             watches: Vec::new(),
             patience: Duration::from_secs(30),
         }
@@ -460,8 +462,7 @@ impl<R: Clone> Scene<'_, R> {
     async fn claim(&self) -> Result<Actor> {
         let job = self.test.job.as_ref();
         let queue = job.map_or("default", |job| job.queue.as_str());
-        let handle =
-            |worker: Worker| (self.test.handle)(self.resources.clone(), worker.queue(queue));
+        let handle = |worker: Worker| (self.test.handle)(self.resources.clone(), worker, queue);
         self.stage.claim(handle).await
     }
 

@@ -202,11 +202,11 @@ async fn jobs_are_enqueued_if_the_transaction_commits() {
     let mut db = shared().client().await;
     let jobs = || vec![NewJob::of(&Pay::default()).unwrap().unique("one").unwrap()];
     let tx = db.transaction().await.unwrap();
-    world.client.enqueue_in(&tx, jobs()).await.unwrap();
+    world.client.enqueue_many_in(&tx, jobs()).await.unwrap();
     tx.rollback().await.unwrap();
     let tx = db.transaction().await.unwrap();
-    let first = world.client.enqueue_in(&tx, jobs()).await.unwrap()[0].id();
-    let again = world.client.enqueue_in(&tx, jobs()).await.unwrap()[0];
+    let first = world.client.enqueue_many_in(&tx, jobs()).await.unwrap()[0].id();
+    let again = world.client.enqueue_many_in(&tx, jobs()).await.unwrap()[0];
     assert_eq!(again, Enqueued::Duplicate(first));
     tx.commit().await.unwrap();
     assert_eq!(world.client.ledger().await.unwrap().enqueued, 1);
@@ -235,7 +235,7 @@ async fn a_transaction_of_another_database_or_another_store_is_refused() {
     let (mut db, connection) = config.connect(tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
     let tx = db.transaction().await.unwrap();
-    let error = world.client.enqueue_in(&tx, job()).await.unwrap_err();
+    let error = world.client.enqueue_many_in(&tx, job()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "no tables: {error}");
     drop(tx);
     // The same tables, and yet another queue.
@@ -243,13 +243,13 @@ async fn a_transaction_of_another_database_or_another_store_is_refused() {
     let other = leasehold::store::PostgresStore::with(config, options).await;
     let other = Client::new(Arc::new(other.unwrap()));
     let tx = db.transaction().await.unwrap();
-    other.enqueue_in(&tx, job()).await.unwrap();
-    let error = world.client.enqueue_in(&tx, job()).await.unwrap_err();
+    other.enqueue_many_in(&tx, job()).await.unwrap();
+    let error = world.client.enqueue_many_in(&tx, job()).await.unwrap_err();
     assert_eq!(error.field(), Some("transaction"), "{error}");
     tx.commit().await.unwrap();
     assert_eq!(other.ledger().await.unwrap().enqueued, 1);
     let tx = db.transaction().await.unwrap();
     let memory = Client::new(Arc::new(MemoryStore::new()));
-    let error = memory.enqueue_in(&tx, job()).await.unwrap_err();
+    let error = memory.enqueue_many_in(&tx, job()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
 }

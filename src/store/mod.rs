@@ -52,7 +52,10 @@ pub use call::{
     Settlement,
 };
 #[cfg(any(feature = "sqlite", feature = "redis", feature = "postgres"))]
-#[allow(unused_imports, reason = "Redis and the conformance suite still say record")]
+#[allow(
+    unused_imports,
+    reason = "Redis and the conformance suite still say record"
+)]
 pub(crate) use codec as record;
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]

@@ -50,6 +50,8 @@ pub const HISTORY: usize = 8;
 pub const TERM_MIN: Duration = Duration::from_millis(10);
 /// The longest term, delay, window, retention or lifetime: ten years.
 pub const DURATION_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// How long a session lives without a call.
+pub const SESSION_IDLE: Duration = Duration::from_secs(600);
 /// Rows in one page of an inspection.
 pub const PAGE_ROWS: usize = 1_000;
 

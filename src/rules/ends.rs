@@ -6,14 +6,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use crate::clock::Timestamp;
 use crate::job::{JobRecord, JobState};
 use crate::lease::{Cause, EndedLease, FencingToken, LeaseEnd, Progress};
 use crate::limits::{self, clip};
 use crate::rules::issue::Issuer;
-use crate::store::Outcome;
 
-use JobState::{Cancelled, Completed, Dead};
+use JobState::{Cancelled, Completed, Dead, Ready, Scheduled};
 
 /// How long a cancelled job stays to be looked at, if its own retention is not longer.
 pub const CANCELLED_RETENTION: Duration = Duration::from_secs(24 * 3600);
@@ -22,55 +23,156 @@ pub const CANCELLED_RETENTION: Duration = Duration::from_secs(24 * 3600);
 /// comes straight back would loop.
 pub const DISBELIEVED_DELAY: Duration = Duration::from_secs(10);
 
+/// How a holder ends a lease.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Outcome {
+    /// Done.
+    Complete {
+        /// Kept with the job if it has a retention.
+        result: Option<Bytes>,
+    },
+    /// Again after `delay`; a failure is counted.
+    Retry {
+        /// How long to wait.
+        delay: Duration,
+        /// What went wrong.
+        reason: String,
+    },
+    /// Handed back unfinished; nothing is counted.
+    Surrender {
+        /// Zero: ready at once, at the front. More: a snooze.
+        delay: Duration,
+        /// The mark of a fence that refused this holder although it is the current one: the store
+        /// raises its floor above it. A mark too far ahead to be believed makes this a failure.
+        mark: Option<FencingToken>,
+    },
+    /// Given up; a failure is counted.
+    Bury {
+        /// Why.
+        reason: String,
+    },
+}
+
+impl Outcome {
+    /// The outcome's one spelling.
+    pub const fn as_str(&self) -> &'static str {
+        match self {
+            Self::Complete { .. } => "complete",
+            Self::Retry { .. } => "retry",
+            Self::Surrender { .. } => "surrender",
+            Self::Bury { .. } => "bury",
+        }
+    }
+
+    /// The mark of a fence, which the store's issuer has to rise above.
+    pub const fn mark(&self) -> Option<FencingToken> {
+        match self {
+            Self::Surrender { mark, .. } => *mark,
+            _ => None,
+        }
+    }
+}
+
+/// All that decides what a settlement makes of a job.
+#[derive(Clone, Copy, Debug)]
+pub struct Settling<'a> {
+    /// What the holder says.
+    pub outcome: &'a Outcome,
+    /// Somebody asked for the job to be cancelled while it was leased.
+    pub cancel: bool,
+    /// Whether the outcome's mark, if it has one, was believed: [`Issuer::raise`].
+    pub believed: bool,
+    /// Whether a waiting retry lets the next job of its exclusive key go.
+    pub relaxed: bool,
+    /// The store's time.
+    pub now: Timestamp,
+}
+
 /// What is known of a lease when it ends.
 #[derive(Clone, Debug)]
-pub(crate) struct LeaseFacts {
-    pub(crate) token: FencingToken,
-    pub(crate) owner: Arc<str>,
-    pub(crate) task: Arc<str>,
-    pub(crate) granted_at: Timestamp,
-    pub(crate) renewals: u32,
-    pub(crate) progress: Option<Progress>,
+pub struct LeaseFacts {
+    /// Its token.
+    pub token: FencingToken,
+    /// Who held it.
+    pub owner: Arc<str>,
+    /// For which run.
+    pub task: Arc<str>,
+    /// When it was granted.
+    pub granted_at: Timestamp,
+    /// How often it was renewed.
+    pub renewals: u32,
+    /// The last progress shown.
+    pub progress: Option<Progress>,
     /// Somebody asked for the job to be cancelled while it was leased.
-    pub(crate) cancel: bool,
+    pub cancel: bool,
 }
 
 /// Where a job goes when its lease ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Next {
-    /// Ready, ahead of everything in its line.
+pub enum Next {
+    /// Ready, ahead of everything in its tier.
     Front,
-    /// Ready, behind everything in its line.
+    /// Ready, behind everything in its tier.
     Back,
     /// Waits until its `run_at`.
     Scheduled {
-        /// Whether it stays at the head of its exclusive key meanwhile.
+        /// Whether it keeps its exclusive key meanwhile.
         keeps_key: bool,
     },
-    /// Its life is over.
+    /// Its life is over, and its keys are free.
     Settled {
+        /// Completed, dead or cancelled.
         state: JobState,
         /// Until when it is kept. None: deleted at once.
         keep_until: Option<Timestamp>,
     },
 }
 
-/// The end of one lease: how it counts, and what becomes of the job.
-#[derive(Clone, PartialEq, Debug)]
-pub(crate) struct Step {
-    pub(crate) end: LeaseEnd,
-    pub(crate) next: Next,
-    failed: bool,
-    expired: bool,
-    run_at: Option<Timestamp>,
-    reason: Option<String>,
-    result: Option<bytes::Bytes>,
+impl Next {
+    /// The job's state from now on. A job that is deleted at once has the state in which it ended.
+    pub const fn state(self) -> JobState {
+        match self {
+            Self::Front | Self::Back => Ready,
+            Self::Scheduled { .. } => Scheduled,
+            Self::Settled { state, .. } => state,
+        }
+    }
+
+    /// Whether nothing of the job is stored any longer.
+    pub const fn is_gone(self) -> bool {
+        matches!(
+            self,
+            Self::Settled {
+                keep_until: None,
+                ..
+            }
+        )
+    }
 }
 
-impl Step {
-    fn new(end: LeaseEnd, next: Next) -> Self {
+/// The end of one lease: how it counts, and what becomes of the job.
+#[derive(Clone, PartialEq, Debug)]
+pub struct End {
+    /// What the ledger and the job's history say of it.
+    pub counts_as: LeaseEnd,
+    /// Where the job goes.
+    pub next: Next,
+    /// Whether the job has failed once more.
+    pub failed: bool,
+    /// Whether a lease of the job has expired once more.
+    pub expired: bool,
+    /// When the job falls due again, if that changes.
+    pub run_at: Option<Timestamp>,
+    /// Why, for the job's history.
+    pub reason: Option<String>,
+    /// What the run left.
+    pub result: Option<Bytes>,
+}
+
+impl End {
+    fn new(counts_as: LeaseEnd, next: Next) -> Self {
         Self {
-            end,
+            counts_as,
             next,
             failed: false,
             expired: false,
@@ -80,8 +182,8 @@ impl Step {
         }
     }
 
-    /// Writes the step into the job. Not needed when the job is gone.
-    pub(crate) fn apply(self, job: &mut JobRecord, facts: &LeaseFacts, now: Timestamp) {
+    /// Writes the end into the job. Not needed when the job is gone.
+    pub fn apply(self, job: &mut JobRecord, facts: &LeaseFacts, now: Timestamp) {
         job.failures += u32::from(self.failed);
         job.expiries += u32::from(self.expired);
         if let Some(run_at) = self.run_at {
@@ -97,7 +199,7 @@ impl Step {
             granted_at: facts.granted_at,
             ended_at: now,
             renewals: facts.renewals,
-            end: self.end,
+            end: self.counts_as,
             reason: self.reason,
             progress: facts.progress.clone(),
         });
@@ -105,69 +207,57 @@ impl Step {
 }
 
 /// A job's holder ends its lease.
-///
-/// `believed` says whether the mark of a surrender, if it has one, was believed; `relaxed` whether
-/// a waiting retry lets the next job of its exclusive key go.
-pub(crate) fn settle(
-    job: &JobRecord,
-    outcome: &Outcome,
-    cancel: bool,
-    believed: bool,
-    relaxed: bool,
-    now: Timestamp,
-) -> Step {
-    let cancelled = || Step::new(LeaseEnd::Cancelled, settled(job, Cancelled, now));
+pub fn settle(job: &JobRecord, settling: &Settling<'_>) -> End {
+    let Settling {
+        outcome,
+        cancel,
+        believed,
+        relaxed,
+        now,
+    } = *settling;
+    let cancelled = || End::new(LeaseEnd::Cancelled, settled(job, Cancelled, now));
     match outcome {
         Outcome::Complete { result } => {
-            let mut step = Step::new(LeaseEnd::Completed, settled(job, Completed, now));
-            step.result.clone_from(result);
-            step
+            let mut end = End::new(LeaseEnd::Completed, settled(job, Completed, now));
+            end.result.clone_from(result);
+            end
         }
         Outcome::Bury { reason } => {
-            let mut step = Step::new(LeaseEnd::Buried, settled(job, Dead, now));
-            step.failed = true;
-            step.reason = Some(clipped(reason));
-            step
+            let end = End::new(LeaseEnd::Buried, settled(job, Dead, now));
+            failed(end, clipped(reason))
         }
-        Outcome::Retry { delay, reason } => {
-            let mut step = if cancel {
-                cancelled()
-            } else {
-                again(*delay, relaxed, now)
-            };
-            step.failed = true;
-            step.reason = Some(clipped(reason));
-            step
-        }
+        Outcome::Retry { reason, .. } if cancel => failed(cancelled(), clipped(reason)),
+        Outcome::Retry { delay, reason } => failed(again(*delay, relaxed, now), clipped(reason)),
         Outcome::Surrender {
             mark: Some(mark), ..
         } if !believed => {
-            let mut step = if cancel {
+            let end = if cancel {
                 cancelled()
             } else {
                 again(DISBELIEVED_DELAY, relaxed, now)
             };
-            step.failed = true;
-            step.reason = Some(format!(
-                "broken fence: its mark {mark} is more than {:?} ahead of the store's clock",
-                Issuer::BELIEF
-            ));
-            step
+            let ahead = Issuer::BELIEF;
+            failed(
+                end,
+                format!(
+                    "broken fence: its mark {mark} is more than {ahead:?} ahead of the store's clock"
+                ),
+            )
         }
         Outcome::Surrender { .. } if cancel => cancelled(),
         Outcome::Surrender { delay, .. } if delay.is_zero() => {
-            Step::new(LeaseEnd::Surrendered, Next::Front)
+            End::new(LeaseEnd::Surrendered, Next::Front)
         }
         Outcome::Surrender { delay, .. } => {
-            let mut step = Step::new(LeaseEnd::Surrendered, Next::Scheduled { keeps_key: true });
-            step.run_at = Some(now.after(*delay));
-            step
+            let mut end = End::new(LeaseEnd::Surrendered, Next::Scheduled { keeps_key: true });
+            end.run_at = Some(now.after(*delay));
+            end
         }
     }
 }
 
 /// A job's lease has expired.
-pub(crate) fn expire(job: &JobRecord, cause: Cause, cancel: bool, now: Timestamp) -> Step {
+pub fn expire(job: &JobRecord, cause: Cause, cancel: bool, now: Timestamp) -> End {
     let next = if cancel {
         settled(job, Cancelled, now)
     } else if job.expiries + 1 >= job.options.max_expiries {
@@ -175,25 +265,25 @@ pub(crate) fn expire(job: &JobRecord, cause: Cause, cancel: bool, now: Timestamp
     } else {
         Next::Front
     };
-    let mut step = Step::new(LeaseEnd::Expired(cause), next);
-    step.expired = true;
-    step
+    let mut end = End::new(LeaseEnd::Expired(cause), next);
+    end.expired = true;
+    end
 }
 
 /// An operator ends a job's lease.
-pub(crate) fn revoke(job: &JobRecord, reason: &str, cancel: bool, now: Timestamp) -> Step {
+pub fn revoke(job: &JobRecord, reason: &str, cancel: bool, now: Timestamp) -> End {
     let next = if cancel {
         settled(job, Cancelled, now)
     } else {
         Next::Back
     };
-    let mut step = Step::new(LeaseEnd::Revoked, next);
-    step.reason = Some(clipped(reason));
-    step
+    let mut end = End::new(LeaseEnd::Revoked, next);
+    end.reason = Some(clipped(reason));
+    end
 }
 
 /// Where a job goes whose life is over.
-pub(crate) fn settled(job: &JobRecord, state: JobState, now: Timestamp) -> Next {
+pub fn settled(job: &JobRecord, state: JobState, now: Timestamp) -> Next {
     let retention = job.options.retention;
     let keep_until = match state {
         // A dead job must not vanish silently: it stays until somebody retries or purges it.
@@ -211,21 +301,23 @@ pub fn leaves_nothing(job: &JobRecord) -> bool {
 }
 
 /// Gives a dead job another life.
-pub(crate) fn revive(job: &mut JobRecord, now: Timestamp) {
+pub fn revive(job: &mut JobRecord, now: Timestamp) {
     job.failures = 0;
     job.expiries = 0;
     job.run_at = now;
 }
 
-fn again(delay: Duration, relaxed: bool, now: Timestamp) -> Step {
-    let mut step = Step::new(
-        LeaseEnd::Retried,
-        Next::Scheduled {
-            keeps_key: !relaxed,
-        },
-    );
-    step.run_at = Some(now.after(delay));
-    step
+fn again(delay: Duration, relaxed: bool, now: Timestamp) -> End {
+    let keeps_key = !relaxed;
+    let mut end = End::new(LeaseEnd::Retried, Next::Scheduled { keeps_key });
+    end.run_at = Some(now.after(delay));
+    end
+}
+
+fn failed(mut end: End, reason: String) -> End {
+    end.failed = true;
+    end.reason = Some(reason);
+    end
 }
 
 fn clipped(reason: &str) -> String {
@@ -236,19 +328,15 @@ fn clipped(reason: &str) -> String {
 mod tests {
     use super::*;
     use crate::job::{JobId, Kind, NewJob, QueueName};
-    use crate::rules::{TRANSITIONS, Transition, is_legal};
-    use JobState::{Leased, Ready, Scheduled};
+    use crate::rules::{TRANSITIONS, Transition};
+    use JobState::Leased;
 
     fn state_of(next: Next) -> Option<JobState> {
-        match next {
-            Next::Front | Next::Back => Some(Ready),
-            Next::Scheduled { .. } => Some(Scheduled),
-            Next::Settled { state, keep_until } => keep_until.map(|_| state),
-        }
+        (!next.is_gone()).then(|| next.state())
     }
 
     /// Every way in which a lease can end, with what it makes of the job.
-    fn ends() -> Vec<(Transition, Step)> {
+    fn ends() -> Vec<(Transition, End)> {
         let now = Timestamp::from_micros(1_000_000);
         let mark = Some(FencingToken::new(7));
         let delay = Duration::from_secs(9);
@@ -286,15 +374,22 @@ mod tests {
                     (Transition::Surrender, Outcome::Surrender { delay, mark }),
                 ];
                 for (by, outcome) in outcomes {
-                    let step = settle(&job, &outcome, cancel, believed, relaxed, now);
+                    let settling = Settling {
+                        outcome: &outcome,
+                        cancel,
+                        believed,
+                        relaxed,
+                        now,
+                    };
+                    let end = settle(&job, &settling);
                     // A mark that is not believed makes a retry of it.
-                    let retried = step.end == LeaseEnd::Retried;
-                    ends.push((if retried { Transition::Retry } else { by }, step));
+                    let retried = end.counts_as == LeaseEnd::Retried;
+                    ends.push((if retried { Transition::Retry } else { by }, end));
                 }
                 for expiries in [0, job.options.max_expiries - 1] {
                     job.expiries = expiries;
-                    let step = expire(&job, Cause::Deadline, cancel, now);
-                    ends.push((Transition::Expire, step));
+                    let end = expire(&job, Cause::Deadline, cancel, now);
+                    ends.push((Transition::Expire, end));
                 }
                 ends.push((Transition::Revoke, revoke(&job, "why", cancel, now)));
             }
@@ -305,29 +400,16 @@ mod tests {
     #[test]
     fn every_end_is_in_the_table_and_every_row_of_it_is_an_end() {
         let ends = ends();
-        for (by, step) in &ends {
-            let to = state_of(step.next);
-            assert!(is_legal(Some(Leased), *by, to), "{by:?} to {to:?}");
+        for (by, end) in &ends {
+            let row = (Some(Leased), *by, state_of(end.next));
+            assert!(TRANSITIONS.contains(&row), "{row:?}");
         }
         for (from, by, to) in TRANSITIONS {
             let elsewhere = matches!(by, Transition::Cancel);
             if *from == Some(Leased) && !elsewhere {
-                let made = |(b, step): &(Transition, Step)| b == by && state_of(step.next) == *to;
+                let made = |(b, end): &(Transition, End)| b == by && state_of(end.next) == *to;
                 assert!(ends.iter().any(made), "nothing goes {by:?} to {to:?}");
             }
         }
-    }
-
-    #[test]
-    fn what_is_not_in_the_table_is_not_legal() {
-        for state in [Scheduled, Leased, Completed, Dead, Cancelled] {
-            assert!(!is_legal(Some(state), Transition::Claim, Some(Leased)));
-        }
-        assert!(!is_legal(
-            Some(Ready),
-            Transition::Complete,
-            Some(Completed)
-        ));
-        assert!(!is_legal(Some(Dead), Transition::Prune, None));
     }
 }

@@ -59,8 +59,7 @@ impl Issuer {
 
     /// Follows a token that the caller has seen of another issuer, as long as that leaves room. One
     /// far ahead is left alone: a mark that raised one queue's tokens must not stop another queue.
-    #[cfg(any(feature = "postgres", test))]
-    pub(crate) fn follow(&mut self, seen: u64, now: Timestamp) {
+    pub fn follow(&mut self, seen: u64, now: Timestamp) {
         let last = self.last.max(seen);
         let followed = Self { last, ..*self };
         if followed.room(now) > 0 {
@@ -76,7 +75,7 @@ impl Issuer {
 /// The refusal of a claim for which no token fits.
 #[cfg_attr(
     not(any(feature = "sqlite", feature = "redis", feature = "postgres")),
-    expect(dead_code, reason = "memory needs it not")
+    expect(dead_code, reason = "unused by the memory store")
 )]
 pub(crate) fn tokens_ahead() -> Error {
     Error::new(

@@ -14,18 +14,23 @@
 //! | this one | which moves between states exist: [`TRANSITIONS`] |
 //! | [`ends`] | what becomes of a job when its lease ends |
 //! | [`issue`] | which token the next lease gets |
-//! | [`order`] | when a lease ends, and why it expired |
+//! | [`order`] | which job is claimed next, how jobs are cut into grants, when a grant is over |
 //!
-//! The memory and SQLite stores call these functions. Redis and PostgreSQL repeat them in Lua and
-//! PL/pgSQL; there, vectors made from these functions run through the scripts in the tests, so that
-//! a disagreement is a failed test. A store of your own can call them too. Where a store puts the
-//! job is its own affair.
+//! The memory and SQLite stores call these functions, and PostgreSQL for most of its calls. Redis and
+//! PostgreSQL also repeat some of them in Lua and PL/pgSQL: their numbers are compared with
+//! [`constants`], and what they make of each end of a lease with a table that these functions fill,
+//! so that a disagreement is a failed test. A store of your own can call them too. Where a store puts
+//! the job is its own affair.
 
 pub mod ends;
 pub mod issue;
 pub mod order;
+#[doc(hidden)]
+pub mod vectors;
 
+use crate::clock::micros;
 use crate::job::JobState;
+use crate::limits;
 
 /// What moves a job from state to state.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -85,7 +90,19 @@ pub const TRANSITIONS: &[(Option<JobState>, Transition, Option<JobState>)] = &[
     (Some(Cancelled), Transition::Prune, None),
 ];
 
-/// Whether the table has this step.
-pub fn is_legal(from: Option<JobState>, by: Transition, to: Option<JobState>) -> bool {
-    TRANSITIONS.contains(&(from, by, to))
+/// The numbers of the rules, under the names by which scripts and statements know them. Times are in
+/// microseconds.
+pub fn constants() -> [(&'static str, u64); 10] {
+    [
+        ("LEAD", issue::Issuer::LEAD),
+        ("BELIEF", micros(issue::Issuer::BELIEF)),
+        ("DISBELIEVED_DELAY", micros(ends::DISBELIEVED_DELAY)),
+        ("CANCELLED_RETENTION", micros(ends::CANCELLED_RETENTION)),
+        ("SESSION_IDLE", micros(limits::SESSION_IDLE)),
+        ("GRANT_BYTES", limits::GRANT_BYTES as u64),
+        ("GRANT_LEASES", limits::GRANT_LEASES as u64),
+        ("STEP_JOBS", limits::STEP_JOBS as u64),
+        ("HISTORY", limits::HISTORY as u64),
+        ("REASON_BYTES", limits::REASON_BYTES as u64),
+    ]
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::clock::{Timestamp, micros};
 use crate::history::Cause;
-use crate::job::JobRecord;
+use crate::job::{JobId, JobRecord};
 use crate::limits;
 
 /// A queue has two tiers of ready jobs for each priority. A claim serves them from the first to the
@@ -21,6 +21,12 @@ pub fn tier_of(job: &JobRecord) -> usize {
 /// Whether it is a tier of suspects, of which a claim takes at most one job.
 pub const fn is_suspects(tier: usize) -> bool {
     tier.is_multiple_of(2)
+}
+
+/// Whether a unique key keeps a job out: another job holds it, for good or until a moment that is
+/// still to come.
+pub fn is_duplicate(job: JobId, holder: JobId, until: Option<Timestamp>, now: Timestamp) -> bool {
+    holder != job && until.is_none_or(|until| until > now)
 }
 
 /// Claimed jobs that go into one grant.

@@ -12,7 +12,9 @@ use crate::error::{Error, Result};
 use crate::job::{JobId, JobRecord, JobState, Kind, NewJob, QueueName};
 use crate::lease::{Cause, FencingToken, Grant, Nonce, Progress, Receipt, Verdict};
 use crate::limits::{self, at_most, duration, positive, without_zero};
-use crate::rules::ends::{LeaseFacts, Next, Step};
+use crate::rules::ends::{End, LeaseFacts};
+
+pub use crate::rules::ends::Outcome;
 
 /// A session: the name under which one process repeats its calls. Opened by the store, never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -51,8 +53,7 @@ pub struct RequestId {
     pub seq: u64,
 }
 
-/// How long a session lives without a call.
-pub const SESSION_IDLE: Duration = Duration::from_secs(600);
+pub use crate::limits::SESSION_IDLE;
 
 /// Arguments of [`Store::enqueue`](super::Store::enqueue).
 #[derive(Clone, Debug)]
@@ -219,7 +220,7 @@ impl Expiry {
         job: &JobRecord,
         facts: &LeaseFacts,
         cause: Cause,
-        step: &Step,
+        end: &End,
     ) -> Self {
         Self {
             queue: queue.clone(),
@@ -231,10 +232,7 @@ impl Expiry {
             cause,
             progress: facts.progress.clone(),
             expiries: job.expiries + 1,
-            state: match step.next {
-                Next::Settled { state, .. } => state,
-                _ => JobState::Ready,
-            },
+            state: end.next.state(),
         }
     }
 }
@@ -321,48 +319,6 @@ pub enum Renewal {
     },
     /// None of its leases is the holder's any longer.
     Fenced,
-}
-
-/// How a holder ends a lease.
-#[derive(Clone, PartialEq, Debug)]
-pub enum Outcome {
-    /// Done.
-    Complete {
-        /// Kept with the job if it has a retention.
-        result: Option<Bytes>,
-    },
-    /// Again after `delay`; a failure is counted.
-    Retry {
-        /// How long to wait.
-        delay: Duration,
-        /// What went wrong.
-        reason: String,
-    },
-    /// Handed back unfinished; nothing is counted.
-    Surrender {
-        /// Zero: ready at once, at the front. More: a snooze.
-        delay: Duration,
-        /// The mark of a fence that refused this holder although it is the current one: the store
-        /// raises its floor above it. A mark too far ahead to be believed makes this a failure.
-        mark: Option<FencingToken>,
-    },
-    /// Given up; a failure is counted.
-    Bury {
-        /// Why.
-        reason: String,
-    },
-}
-
-impl Outcome {
-    /// The outcome's one spelling.
-    pub const fn as_str(&self) -> &'static str {
-        match self {
-            Self::Complete { .. } => "complete",
-            Self::Retry { .. } => "retry",
-            Self::Surrender { .. } => "surrender",
-            Self::Bury { .. } => "bury",
-        }
-    }
 }
 
 /// The end of one lease.

@@ -244,12 +244,14 @@ pub(crate) fn flags_of(record: &[u8]) -> u16 {
 }
 
 /// When a record's job falls due, without reading the rest.
+#[cfg(any(feature = "sqlite", feature = "postgres", test))]
 pub(crate) fn run_at_of(record: &[u8]) -> Option<Timestamp> {
     let micros = record.get(40..48)?.first_chunk()?;
     Some(Timestamp::from_micros(u64::from_le_bytes(*micros)))
 }
 
 /// What a record counts against the limit of a grant, without reading the rest.
+#[cfg(any(feature = "sqlite", feature = "postgres", test))]
 pub(crate) fn weight_of(record: &[u8]) -> usize {
     let weight = record.get(52..56).and_then(<[u8]>::first_chunk);
     weight.map_or(0, |weight| u32::from_le_bytes(*weight) as usize)

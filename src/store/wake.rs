@@ -19,19 +19,19 @@ pub(crate) struct Wakers {
 struct Sleeper {
     queues: Vec<QueueName>,
     suspects: bool,
-    bell: oneshot::Sender<()>,
+    wakeup: oneshot::Sender<()>,
 }
 
 impl Wakers {
     /// Adds a sleeper. It is woken by dropping or answering the returned receiver's other end.
     pub(crate) fn sleep(&self, queues: &[QueueName], suspects: bool) -> oneshot::Receiver<()> {
-        let (bell, woken) = oneshot::channel();
+        let (wakeup, woken) = oneshot::channel();
         let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
-        sleepers.retain(|sleeper| !sleeper.bell.is_closed());
+        sleepers.retain(|sleeper| !sleeper.wakeup.is_closed());
         sleepers.push(Sleeper {
             queues: queues.to_vec(),
             suspects,
-            bell,
+            wakeup,
         });
         woken
     }
@@ -44,7 +44,7 @@ impl Wakers {
         while left > 0 && at < sleepers.len() {
             let sleeper = &sleepers[at];
             if sleeper.queues.contains(queue) && (sleeper.suspects || !suspect) {
-                left -= usize::from(sleepers.remove(at).bell.send(()).is_ok());
+                left -= usize::from(sleepers.remove(at).wakeup.send(()).is_ok());
             } else {
                 at += 1;
             }
@@ -55,13 +55,13 @@ impl Wakers {
     /// Wakes everybody: something changed, and nobody knows for whom.
     #[cfg_attr(
         not(any(feature = "sqlite", feature = "redis", feature = "postgres")),
-        expect(dead_code, reason = "memory needs it not")
+        expect(dead_code, reason = "unused by the memory store")
     )]
     pub(crate) fn wake_all(&self) {
         let mut sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
         for sleeper in sleepers.drain(..) {
-            // A sleeper that is gone needs no bell.
-            let _ = sleeper.bell.send(());
+            // A sleeper that is gone needs no waking.
+            let _ = sleeper.wakeup.send(());
         }
     }
 
@@ -72,6 +72,6 @@ impl Wakers {
     )]
     pub(crate) fn is_empty(&self) -> bool {
         let sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
-        sleepers.iter().all(|sleeper| sleeper.bell.is_closed())
+        sleepers.iter().all(|sleeper| sleeper.wakeup.is_closed())
     }
 }

@@ -172,15 +172,15 @@ impl State {
                 let named = matches!(leases, LeaseSelect::Job(job) if *job == lease.job);
                 let stored = self.jobs.get(&lease.job).filter(|_| all || named);
                 if let Some(Stored { job, .. }) = stored {
-                    let step = ends::revoke(job, reason, lease.cancel, now);
-                    found.insert(token, (id, step));
+                    let end = ends::revoke(job, reason, lease.cancel, now);
+                    found.insert(token, (id, end));
                 }
             }
         }
         let done = found.len() as u64;
         tokens.extend(found.keys().copied().take(AUDIT_TOKENS));
-        for (token, (id, step)) in found {
-            self.end(id, token, step, now);
+        for (token, (id, end)) in found {
+            self.end(id, token, end, now);
         }
         Controlled {
             done,

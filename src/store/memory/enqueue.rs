@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::State;
 use crate::clock::Timestamp;
 use crate::job::{JobId, JobRecord, NewJob};
+use crate::rules::order::is_duplicate;
 use crate::store::Enqueued;
 
 impl State {
@@ -43,9 +44,7 @@ impl State {
         let unique = job.unique.as_ref()?;
         let held = &mut self.queues[queue].unique;
         match held.get(&unique.key) {
-            Some((holder, until)) if *holder != job.id && until.is_none_or(|until| until > now) => {
-                Some(*holder)
-            }
+            Some((holder, until)) if is_duplicate(job.id, *holder, *until, now) => Some(*holder),
             _ => {
                 let until = unique.window.map(|window| now.after(window));
                 held.insert(unique.key.clone(), (job.id, until));

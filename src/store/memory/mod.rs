@@ -356,11 +356,11 @@ impl State {
         last: fn(&mut Answers) -> &mut Option<T>,
         now: Timestamp,
     ) -> Result<Option<T>> {
-        let lost = |why| Error::new(ErrorKind::SessionLost, why);
+        let refused = |why| Error::new(ErrorKind::SessionLost, why);
         let session = self.sessions.get_mut(&request.session);
         let session = session
             .filter(|session| now.since(session.used) <= SESSION_IDLE)
-            .ok_or_else(|| lost("the request's session is not open"))?;
+            .ok_or_else(|| refused("the request's session is not open"))?;
         session.used = now;
         match session.lanes.get_mut(&request.lane) {
             Some((seq, answers)) if *seq == request.seq => match last(answers) {
@@ -371,9 +371,9 @@ impl State {
                     "one call per id",
                 )),
             },
-            Some((seq, _)) if *seq > request.seq => {
-                Err(lost("a later request of the same lane has been answered"))
-            }
+            Some((seq, _)) if *seq > request.seq => Err(refused(
+                "a later request of the same lane has been answered",
+            )),
             _ => Ok(None),
         }
     }

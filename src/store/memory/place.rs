@@ -215,12 +215,13 @@ impl State {
     }
 
     fn store(&mut self, queue: usize, job: Arc<JobRecord>, location: Location) {
+        let id = job.id;
         let stored = Stored {
             queue,
+            job,
             location,
-            job: Arc::clone(&job),
         };
-        self.jobs.insert(job.id, stored);
+        self.jobs.insert(id, stored);
     }
 
     /// A job with a window keeps its unique key until the window is over, whatever becomes of it.

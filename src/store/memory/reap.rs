@@ -66,9 +66,9 @@ impl State {
             let Some(stored) = self.jobs.get(&job) else {
                 continue;
             };
-            let step = ends::expire(&stored.job, cause, facts.cancel, now);
-            expired.push(Expiry::new(&queue, &stored.job, &facts, cause, &step));
-            self.end(id, facts.token, step, now);
+            let end = ends::expire(&stored.job, cause, facts.cancel, now);
+            expired.push(Expiry::new(&queue, &stored.job, &facts, cause, &end));
+            self.end(id, facts.token, end, now);
         }
     }
 }

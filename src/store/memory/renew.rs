@@ -65,8 +65,8 @@ impl State {
             else {
                 continue;
             };
-            let step = ends::expire(&stored.job, Cause::Stalled, lease.cancel, now);
-            self.end(grant, token, step, now);
+            let end = ends::expire(&stored.job, Cause::Stalled, lease.cancel, now);
+            self.end(grant, token, end, now);
         }
     }
 }

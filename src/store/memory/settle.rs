@@ -6,8 +6,8 @@ use super::place::Stored;
 use super::{GrantState, LeaseState, State};
 use crate::clock::Timestamp;
 use crate::lease::{FencingToken, Verdict};
-use crate::rules::ends::{self, LeaseFacts, Next, Step};
-use crate::store::{Outcome, Settlement};
+use crate::rules::ends::{self, End, LeaseFacts, Next, Settling};
+use crate::store::Settlement;
 
 impl State {
     pub(super) fn settle(&mut self, settlements: &[Settlement], now: Timestamp) -> Vec<Verdict> {
@@ -27,26 +27,22 @@ impl State {
         };
         let (late, cancel) = (grant.deadline <= now, lease.cancel);
         let at = &mut self.queues[*queue];
-        let believed = match outcome {
-            Outcome::Surrender {
-                mark: Some(mark), ..
-            } => self.issuer.raise(*mark, now),
-            _ => true,
+        let mark = outcome.mark();
+        let settling = Settling {
+            outcome,
+            cancel,
+            believed: mark.is_none_or(|mark| self.issuer.raise(mark, now)),
+            relaxed: at.relaxed,
+            now,
         };
-        let step = ends::settle(job, outcome, cancel, believed, at.relaxed, now);
+        let end = ends::settle(job, &settling);
         at.ledger.late += u64::from(late);
-        self.end(receipt.grant, receipt.token, step, now);
+        self.end(receipt.grant, receipt.token, end, now);
         Verdict::Held { late, cancel }
     }
 
     /// Ends a lease: counts it, and puts the job where it goes.
-    pub(super) fn end(
-        &mut self,
-        id: FencingToken,
-        token: FencingToken,
-        step: Step,
-        now: Timestamp,
-    ) {
+    pub(super) fn end(&mut self, id: FencingToken, token: FencingToken, end: End, now: Timestamp) {
         let Some(grant) = self.grants.get_mut(&id) else {
             return;
         };
@@ -56,7 +52,7 @@ impl State {
         let facts = grant.facts(token, &lease);
         let at = &mut self.queues[grant.queue];
         at.ledger.live -= 1;
-        at.ledger.count(step.end);
+        at.ledger.count(end.counts_as);
         if grant.leases.is_empty() {
             at.deadlines.remove(&(grant.deadline, id));
             self.grants.remove(&id);
@@ -64,8 +60,10 @@ impl State {
         let Some(Stored { queue, mut job, .. }) = self.jobs.remove(&lease.job) else {
             return;
         };
-        let next = step.next;
-        step.apply(Arc::make_mut(&mut job), &facts, now);
+        let next = end.next;
+        if !next.is_gone() {
+            end.apply(Arc::make_mut(&mut job), &facts, now);
+        }
         match next {
             Next::Front => self.put_front(queue, job, token),
             Next::Back => self.put_back(queue, job),

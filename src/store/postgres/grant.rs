@@ -12,9 +12,9 @@ use super::fault::{Done, Fault, corrupt};
 use super::place::Place;
 use super::tally::Count;
 use super::tx::{GrantKey, Tx, args, moment, time};
-use crate::job::{JobId, JobRecord, JobState, QueueName, SavedCheckpoint};
+use crate::job::{JobId, JobRecord, QueueName, SavedCheckpoint};
 use crate::lease::{FencingToken, Nonce, Receipt};
-use crate::rules::ends::{LeaseFacts, Next, Step};
+use crate::rules::ends::{End, LeaseFacts, Next};
 use crate::store::codec;
 use crate::store::sql::grant::{HEAD, Head, Note, StoredGrant, index_in, offset};
 
@@ -261,18 +261,14 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         key: GrantKey,
         facts: &LeaseFacts,
         mut job: JobRecord,
-        step: Step,
+        end: End,
     ) -> Option<(FencingToken, JobRecord)> {
         let queue = key.0;
         self.take_lease(key, offset(key.1, facts.token)?);
-        self.count(queue, Count::end(step.end), 1);
-        let next = step.next;
-        let gone = Next::Settled {
-            state: JobState::Completed,
-            keep_until: None,
-        };
-        if next != gone {
-            step.apply(&mut job, facts, self.now);
+        self.count(queue, Count::end(end.counts_as), 1);
+        let next = end.next;
+        if !next.is_gone() {
+            end.apply(&mut job, facts, self.now);
         }
         match next {
             Next::Front => return Some((facts.token, job)),

@@ -10,7 +10,7 @@ use super::tx::{GrantKey, Tx, args};
 use crate::error::Verb;
 use crate::job::QueueName;
 use crate::lease::{FencingToken, LeaseEnd, Verdict};
-use crate::rules::ends;
+use crate::rules::ends::{self, Settling};
 use crate::store::codec::leaves_nothing;
 use crate::store::sql::answer::{read_verdict, written_verdict};
 use crate::store::{Outcome, RequestId, SettleRequest, Settlement};
@@ -85,15 +85,19 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             let Some((facts, job)) = self.leased(grant, current.at)? else {
                 continue;
             };
-            let believed = match outcome {
-                Outcome::Surrender {
-                    mark: Some(mark), ..
-                } => self.raise(queue, *mark).await?,
-                _ => true,
+            let believed = match outcome.mark() {
+                Some(mark) => self.raise(queue, mark).await?,
+                None => true,
             };
-            let relaxed = self.queues[queue].relaxed;
-            let step = ends::settle(&job, outcome, cancel, believed, relaxed, self.now);
-            if let Some(job) = self.end_lease(grant, &facts, job, step) {
+            let settling = Settling {
+                outcome,
+                cancel,
+                believed,
+                relaxed: self.queues[queue].relaxed,
+                now: self.now,
+            };
+            let end = ends::settle(&job, &settling);
+            if let Some(job) = self.end_lease(grant, &facts, job, end) {
                 front.entry(queue).or_default().push(job);
             }
         }

@@ -79,10 +79,10 @@ impl Tx<'_> {
             let expired = self.expire_overdue(queue, limits::STEP_JOBS, now)?;
             claimed.expired.extend(expired);
             self.promote(queue, now)?;
-            let pick = self.pick(queue, left, &mut suspect, &mut bytes)?;
-            left -= pick.len();
-            for span in pick.spans(wanted) {
-                let grant = self.grant(queue, &pick, &span, request, now)?;
+            let selection = self.select(queue, left, &mut suspect, &mut bytes)?;
+            left -= selection.len();
+            for span in selection.spans(wanted) {
+                let grant = self.grant(queue, &selection, &span, request, now)?;
                 claimed.grants.push(grant);
             }
             self.hints(queue, now, &mut claimed)?;
@@ -184,7 +184,7 @@ impl Tx<'_> {
     }
 
     /// Takes up to `max` ready jobs by (priority, position), at most one of them a suspect.
-    fn pick(
+    fn select(
         &mut self,
         queue: usize,
         max: usize,
@@ -198,14 +198,14 @@ impl Tx<'_> {
         let end = first_position(at.id + 1, 0);
         let mut from = first_position(at.id, 0);
         let mut records = Vec::new();
-        let mut ends = Vec::new();
-        // A page ends early where suspects must be passed over: then the next tier starts a new one.
-        while ends.len() < max && *bytes < limits::CALL_BYTES && from < end {
+        let mut offsets = Vec::new();
+        // A page offsets early where suspects must be passed over: then the next tier starts a new one.
+        while offsets.len() < max && *bytes < limits::CALL_BYTES && from < end {
             let mut taken = None;
             let mut passed = None;
             {
                 let mut select = self.sql(READY_PAGE)?;
-                let mut rows = select.query([from, end, (max - ends.len()) as i64])?;
+                let mut rows = select.query([from, end, (max - offsets.len()) as i64])?;
                 while *bytes < limits::CALL_BYTES
                     && let Some(row) = rows.next()?
                 {
@@ -221,7 +221,7 @@ impl Tx<'_> {
                     let record = row.get_ref(1)?.as_blob().unwrap_or_default();
                     *bytes += codec::weight_of(record);
                     records.extend_from_slice(record);
-                    ends.push(records.len());
+                    offsets.push(records.len());
                     let (first, _) = taken.unwrap_or((position, position));
                     taken = Some((first, position));
                 }
@@ -232,15 +232,15 @@ impl Tx<'_> {
             let Some(tier) = passed else { break };
             from = first_position(self.queues[queue].id, tier.min(TIERS));
         }
-        self.at(queue).counts.ready -= ends.len() as u64;
-        Selection::unpack(records.into(), &ends, self.kinds).map_err(Fault::Broken)
+        self.at(queue).counts.ready -= offsets.len() as u64;
+        Selection::unpack(records.into(), &offsets, self.kinds).map_err(Fault::Broken)
     }
 
     /// Grants leases on the jobs of a span.
     fn grant(
         &mut self,
         queue: usize,
-        pick: &Selection,
+        selection: &Selection,
         span: &GrantSpan,
         request: &ClaimRequest,
         now: Timestamp,
@@ -251,12 +251,12 @@ impl Tx<'_> {
         let mut heads = std::mem::take(&mut self.scratch);
         heads.clear();
         let name = self.queues[queue].name.clone();
-        let draft = pick.grant(span, name, id, request, now, &mut heads);
-        let (lowest, highest) = draft.bounds;
+        let new = selection.grant(span, name, id, request, now, &mut heads);
+        let (lowest, highest) = new.bounds;
         self.sql(GRANT_NEW)?.execute(params![
             id.get() as i64,
             self.queues[queue].id,
-            time(draft.deadline),
+            time(new.deadline),
             request.nonce.as_bytes(),
             request.owner,
             request.task,
@@ -269,13 +269,13 @@ impl Tx<'_> {
             highest.as_bytes()
         ])?;
         self.sql(RECORDS_NEW)?
-            .execute(params![id.get() as i64, heads, draft.records])?;
+            .execute(params![id.get() as i64, heads, new.records])?;
         self.scratch = heads;
         let queue = self.at(queue);
         queue.ledger.granted += span.jobs.len() as u64;
         queue.ledger.live += span.jobs.len() as u64;
         queue.counts.leased += span.jobs.len() as u64;
-        Ok(draft.grant)
+        Ok(new.grant)
     }
 
     /// When this queue is worth a claim again.

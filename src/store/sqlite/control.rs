@@ -86,8 +86,8 @@ impl Tx<'_> {
         let at = self.queue(queue)?;
         self.at(at).paused = paused;
         if !paused {
-            self.bells.push((queue.clone(), false, usize::MAX));
-            self.bells.push((queue.clone(), true, usize::MAX));
+            self.wakeups.push((queue.clone(), false, usize::MAX));
+            self.wakeups.push((queue.clone(), true, usize::MAX));
         }
         Ok(one())
     }
@@ -322,8 +322,8 @@ impl Tx<'_> {
                 if tokens.len() < AUDIT_TOKENS {
                     tokens.push(facts.token);
                 }
-                let step = ends::revoke(&job, reason, facts.cancel, now);
-                self.end(queue, grant, &facts, job, step, now)?;
+                let end = ends::revoke(&job, reason, facts.cancel, now);
+                self.end(queue, grant, &facts, job, end, now)?;
             }
         }
         Ok(Controlled {

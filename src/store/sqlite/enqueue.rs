@@ -7,6 +7,7 @@ use super::tx::{Tx, moment, time};
 use crate::clock::Timestamp;
 use crate::error::Verb;
 use crate::job::{JobId, JobRecord, NewJob};
+use crate::rules::order::is_duplicate;
 use crate::store::sql::answer::{read_enqueue, written_enqueue};
 use crate::store::{EnqueueRequest, Enqueued};
 
@@ -103,7 +104,7 @@ impl Tx<'_> {
             .optional()?;
         if let Some((holder, until)) = held {
             let holder = JobId::from_bytes(holder);
-            if holder != job.id && until.is_none_or(|until| moment(until) > now) {
+            if is_duplicate(job.id, holder, until.map(moment), now) {
                 return Ok(Some(holder));
             }
         }

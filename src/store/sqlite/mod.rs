@@ -271,8 +271,8 @@ impl SqliteStore {
                 let Some(writer) = writer.as_mut() else {
                     return Err(at(verb, closed()));
                 };
-                let (mut answers, bells) = writer.run(&[&work]);
-                writer::ring(&self.shared.wakers, bells);
+                let (mut answers, wakeups) = writer.run(&[&work]);
+                writer::wake_sleepers(&self.shared.wakers, wakeups);
                 let answer = answers.pop().unwrap_or_else(|| Err(strange()));
                 answer.map_err(|error| at(verb, error))
             }
@@ -467,15 +467,15 @@ impl Store for SqliteStore {
     }
 
     async fn wait(&self, queues: &[QueueName], suspects: bool, limit: Duration) -> Result<()> {
-        // The bell is hung up before the look, so that no job slips in between.
-        let mut bell = self.shared.wakers.sleep(queues, suspects);
+        // Asleep before the look, so that no job slips in between.
+        let mut woken = self.shared.wakers.sleep(queues, suspects);
         let mut elsewhere = self.shared.poll.subscribe();
         let (work, due) = self.look(queues, suspects).await?;
         if work {
             return Ok(());
         }
         if self.shared.options.inline {
-            let _ = tokio::time::timeout(limit, bell).await;
+            let _ = tokio::time::timeout(limit, woken).await;
             return Ok(());
         }
         self.shared
@@ -485,7 +485,7 @@ impl Store for SqliteStore {
         tokio::pin!(until);
         loop {
             tokio::select! {
-                _ = &mut bell => return Ok(()),
+                _ = &mut woken => return Ok(()),
                 () = &mut until => return Ok(()),
                 _ = elsewhere.changed() => {
                     let (work, now_due) = self.look(queues, suspects).await?;

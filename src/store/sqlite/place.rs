@@ -179,9 +179,9 @@ impl Tx<'_> {
         at.counts.ready += 1;
         let suspect = is_suspects(tier);
         let name = &self.queues[queue].name;
-        match self.bells.last_mut() {
+        match self.wakeups.last_mut() {
             Some((last, same, jobs)) if last == name && *same == suspect => *jobs += 1,
-            _ => self.bells.push((name.clone(), suspect, 1)),
+            _ => self.wakeups.push((name.clone(), suspect, 1)),
         }
         Ok(())
     }
@@ -194,7 +194,7 @@ impl Tx<'_> {
         at.counts.scheduled += 1;
         if first.is_none_or(|first| job.run_at < first) {
             let name = at.name.clone();
-            self.bells.push((name, false, 1));
+            self.wakeups.push((name, false, 1));
         }
         Ok(())
     }

@@ -51,7 +51,7 @@ impl Poll {
         self.changed.subscribe()
     }
 
-    /// Watches the file for as long as anybody sleeps. To be called once the bell is hung up.
+    /// Watches the file for as long as anybody sleeps. To be called once the sleeper is on the list.
     pub(super) fn start(self: &Arc<Self>, path: &Path, wakers: &Arc<Wakers>) {
         let mut state = self.lock();
         if state.running || state.stopped {
@@ -59,7 +59,7 @@ impl Poll {
         }
         let (poll, path, wakers) = (Arc::clone(self), path.to_owned(), Arc::clone(wakers));
         let thread = std::thread::Builder::new().name("leasehold-poll".into());
-        // Without the thread, sleepers still wake by bells and by their limits.
+        // Without the thread, sleepers still wake for this process and by their limits.
         state.thread = thread.spawn(move || poll.watch(&path, &wakers)).ok();
         state.running = state.thread.is_some();
     }

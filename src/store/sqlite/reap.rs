@@ -101,10 +101,10 @@ impl Tx<'_> {
             let Some((facts, job)) = self.leased(grant, at)? else {
                 continue;
             };
-            let step = ends::expire(&job, cause, facts.cancel, now);
+            let end = ends::expire(&job, cause, facts.cancel, now);
             let name = &self.queues[queue].name;
-            expired.push(Expiry::new(name, &job, &facts, cause, &step));
-            front.extend(self.end(queue, grant, &facts, job, step, now)?);
+            expired.push(Expiry::new(name, &job, &facts, cause, &end));
+            front.extend(self.end(queue, grant, &facts, job, end, now)?);
         }
         Ok(())
     }

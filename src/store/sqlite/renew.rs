@@ -72,8 +72,8 @@ impl Tx<'_> {
             let Some((facts, job)) = self.leased(grant, at)? else {
                 continue;
             };
-            let step = ends::expire(&job, Cause::Stalled, facts.cancel, now);
-            front.extend(self.end(queue, grant, &facts, job, step, now)?);
+            let end = ends::expire(&job, Cause::Stalled, facts.cancel, now);
+            front.extend(self.end(queue, grant, &facts, job, end, now)?);
         }
         self.put_front(queue, front)
     }

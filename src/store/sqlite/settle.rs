@@ -6,9 +6,9 @@ use super::fault::{Done, corrupt};
 use super::tx::Tx;
 use crate::clock::Timestamp;
 use crate::error::Verb;
-use crate::job::{JobRecord, JobState};
+use crate::job::JobRecord;
 use crate::lease::{FencingToken, LeaseEnd, Receipt, Verdict};
-use crate::rules::ends::{self, LeaseFacts, Next, Step};
+use crate::rules::ends::{self, End, LeaseFacts, Next, Settling};
 use crate::store::codec::leaves_nothing;
 use crate::store::sql::answer::{read_verdict, written_verdict};
 use crate::store::sql::grant::{Head, offset};
@@ -68,20 +68,15 @@ impl Tx<'_> {
             let Some((facts, job)) = self.leased(receipt.grant, current.at)? else {
                 continue;
             };
-            let believed = match outcome {
-                Outcome::Surrender {
-                    mark: Some(mark), ..
-                } => {
-                    let mut issuer = self.issuer()?;
-                    let believed = issuer.raise(*mark, now);
-                    self.set_issuer(issuer)?;
-                    believed
-                }
-                _ => true,
+            let settling = Settling {
+                outcome,
+                cancel,
+                believed: self.believes(outcome.mark(), now)?,
+                relaxed: self.queues[queue].relaxed,
+                now,
             };
-            let relaxed = self.queues[queue].relaxed;
-            let step = ends::settle(&job, outcome, cancel, believed, relaxed, now);
-            if let Some(job) = self.end(queue, receipt.grant, &facts, job, step, now)? {
+            let end = ends::settle(&job, &settling);
+            if let Some(job) = self.end(queue, receipt.grant, &facts, job, end, now)? {
                 front.entry(queue).or_default().push(job);
             }
         }
@@ -89,6 +84,15 @@ impl Tx<'_> {
             self.put_front(queue, jobs)?;
         }
         Ok(verdicts)
+    }
+
+    /// Rises above the mark of a fence, if there is one and it can be believed.
+    fn believes(&mut self, mark: Option<FencingToken>, now: Timestamp) -> Done<bool> {
+        let Some(mark) = mark else { return Ok(true) };
+        let mut issuer = self.issuer()?;
+        let believed = issuer.raise(mark, now);
+        self.set_issuer(issuer)?;
+        Ok(believed)
     }
 
     /// The holder's lease, if the receipt is the current one.
@@ -144,21 +148,17 @@ impl Tx<'_> {
         grant: FencingToken,
         facts: &LeaseFacts,
         mut job: JobRecord,
-        step: Step,
+        end: End,
         now: Timestamp,
     ) -> Done<Option<(FencingToken, JobRecord)>> {
         let Some(at) = offset(grant, facts.token) else {
             return Ok(None);
         };
         self.take_lease(grant, at)?;
-        self.at(queue).ledger.count(step.end);
-        let next = step.next;
-        let gone = Next::Settled {
-            state: JobState::Completed,
-            keep_until: None,
-        };
-        if next != gone {
-            step.apply(&mut job, facts, now);
+        self.at(queue).ledger.count(end.counts_as);
+        let next = end.next;
+        if !next.is_gone() {
+            end.apply(&mut job, facts, now);
         }
         match next {
             Next::Front => return Ok(Some((facts.token, job))),

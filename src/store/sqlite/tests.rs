@@ -1,7 +1,9 @@
-//! Random programs against the model: same answers, same order, same views.
+//! Random programs against the model: same answers, same order, same views. And every statement.
 
 use std::sync::Arc;
 use std::time::Duration;
+
+use rusqlite::Connection;
 
 use super::{SqliteOptions, SqliteStore};
 use crate::clock::ManualClock;

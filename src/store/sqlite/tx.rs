@@ -73,7 +73,7 @@ statements! {
 }
 
 /// A wake-up to give once the transaction is committed: queue, suspects' line or not, how many.
-pub(super) type Bell = (QueueName, bool, usize);
+pub(super) type Wakeup = (QueueName, bool, usize);
 
 pub(super) struct Tx<'c> {
     pub(super) db: &'c Connection,
@@ -82,7 +82,7 @@ pub(super) struct Tx<'c> {
     pub(super) queues: Vec<Queue>,
     pub(super) grants: BTreeMap<FencingToken, StoredGrant>,
     pub(super) sessions: HashMap<SessionId, Timestamp>,
-    pub(super) bells: Vec<Bell>,
+    pub(super) wakeups: Vec<Wakeup>,
     /// Reused for every record that is written.
     pub(super) scratch: Vec<u8>,
     issuer: Option<Issuer>,
@@ -111,7 +111,7 @@ impl<'c> Tx<'c> {
             queues: Vec::new(),
             grants: BTreeMap::new(),
             sessions: HashMap::new(),
-            bells: Vec::new(),
+            wakeups: Vec::new(),
             scratch: Vec::new(),
             issuer: None,
         }
@@ -229,14 +229,14 @@ impl<'c> Tx<'c> {
     }
 
     /// Writes what was changed. The transaction is ready to be committed.
-    pub(super) fn finish(mut self) -> Done<Vec<Bell>> {
+    pub(super) fn finish(mut self) -> Done<Vec<Wakeup>> {
         self.save_grants()?;
         self.save_sessions()?;
         for queue in self.queues.iter().filter(|queue| queue.dirty) {
             let values = queue.values();
             self.sql(QUEUE_SAVE)?.execute(params_from_iter(values))?;
         }
-        Ok(self.bells)
+        Ok(self.wakeups)
     }
 }
 

@@ -6,8 +6,8 @@
 use rusqlite::{Connection, Transaction};
 
 use super::fault::{Done, Fault};
-use super::tx::{Bell, Tx};
-use super::writer::{at, ring};
+use super::tx::{Tx, Wakeup};
+use super::writer::{at, wake_sleepers};
 use super::{Kinds, SqliteStore};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result, Verb};
@@ -22,7 +22,7 @@ statements! {
 /// What a step did, and whom to wake once it is committed.
 pub(crate) struct Ridden<T> {
     pub(crate) answer: T,
-    bells: Vec<Bell>,
+    wakeups: Vec<Wakeup>,
 }
 
 impl SqliteStore {
@@ -59,7 +59,7 @@ impl SqliteStore {
 
     /// Wakes those whom a committed step concerns.
     pub(crate) fn wake<T>(&self, ridden: Ridden<T>) {
-        ring(&self.shared.wakers, ridden.bells);
+        wake_sleepers(&self.shared.wakers, ridden.wakeups);
     }
 
     fn ride<T>(
@@ -87,7 +87,7 @@ impl SqliteStore {
         let namespace = self.shared.options.namespace.as_str();
         let mut tx = Tx::new(db, namespace, &mut kinds);
         let done = step(&mut tx, self.shared.options.clock.now())
-            .and_then(|answer| tx.finish().map(|bells| Ridden { answer, bells }));
+            .and_then(|answer| tx.finish().map(|wakeups| Ridden { answer, wakeups }));
         if done.is_err() {
             db.execute_batch("ROLLBACK TO leasehold_ride")?;
         }

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 
 use super::fault::{Done, Fault};
 use super::turn::Turn;
-use super::tx::{Bell, Tx};
+use super::tx::{Tx, Wakeup};
 use crate::clock::{Clock, Timestamp, monotonic};
 use crate::error::{Error, Result, Verb};
 use crate::job::{NewJob, QueueName};
@@ -122,7 +122,7 @@ pub(super) struct Writer {
 }
 
 /// Answers for the first calls of a batch, and whom to wake.
-pub(super) type Ran = (Vec<Result<Reply>>, Vec<Bell>);
+pub(super) type Ran = (Vec<Result<Reply>>, Vec<Wakeup>);
 
 /// Why a transaction did not happen.
 enum Unrun {
@@ -146,15 +146,15 @@ impl Writer {
             let called = call_in(&mut waiting, calls, wakers);
             waiting.sort_by_key(Call::rank);
             let works: Vec<&Work> = waiting.iter().map(|call| &call.work).collect();
-            let (answers, mut bells) = self.run(&works);
-            bells.retain_mut(|(queue, suspect, jobs)| {
+            let (answers, mut wakeups) = self.run(&works);
+            wakeups.retain_mut(|(queue, suspect, jobs)| {
                 let awake = called.iter().filter(|(name, _)| name == queue && !*suspect);
                 *jobs = jobs.saturating_sub(awake.map(|(_, woken)| woken).sum());
                 *jobs > 0
             });
             // Before the answers: who hears one and then goes to sleep must not be woken by its own
             // call.
-            ring(wakers, bells);
+            wake_sleepers(wakers, wakeups);
             let answered = answers.len();
             for (call, answer) in waiting.drain(..answered).zip(answers) {
                 let verb = call.work.verb();
@@ -182,17 +182,17 @@ impl Writer {
 
     fn run_apart(&mut self, works: &[&Work]) -> Ran {
         let mut answers = Vec::with_capacity(works.len());
-        let mut bells = Vec::new();
+        let mut wakeups = Vec::new();
         for work in works {
             match self.transaction(&[*work]) {
-                Ok((answer, rung)) => {
+                Ok((answer, more)) => {
                     answers.extend(answer);
-                    bells.extend(rung);
+                    wakeups.extend(more);
                 }
                 Err(Unrun::Broken(error) | Unrun::Whole(error)) => answers.push(Err(error)),
             }
         }
-        (answers, bells)
+        (answers, wakeups)
     }
 
     fn transaction(&mut self, works: &[&Work]) -> Result<Ran, Unrun> {
@@ -295,8 +295,8 @@ fn call_in(
 }
 
 /// Wakes whoever sleeps for what a transaction made ready.
-pub(super) fn ring(wakers: &Wakers, bells: Vec<Bell>) {
-    for (queue, suspect, jobs) in bells {
+pub(super) fn wake_sleepers(wakers: &Wakers, wakeups: Vec<Wakeup>) {
+    for (queue, suspect, jobs) in wakeups {
         wakers.wake(&queue, suspect, jobs);
     }
 }

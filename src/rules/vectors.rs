@@ -1,0 +1,335 @@
+//! What the rules say, as tables: inputs and outcomes in plain data.
+//!
+//! A store that repeats a rule in a language of its own is tested with these: a test plays each row
+//! through the store's verbs, and compares what it sees with what the row says. The rows are made by
+//! the functions of this folder, so that there is nothing to keep up to date.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::ends::{self, End, LeaseFacts, Next, Outcome, Settling};
+use super::issue::Issuer;
+use super::order;
+use crate::clock::{Timestamp, micros};
+use crate::history::{Cause, LeaseEnd};
+use crate::job::{JobId, JobRecord, JobState, Kind, NewJob, QueueName};
+use crate::token::FencingToken;
+
+/// The moment at which the ends of the tables happen: only what passes from it on counts.
+const NOW: Timestamp = Timestamp::from_micros(1_000_000_000_000);
+
+/// One end of one lease.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct EndVector {
+    /// How long the job is kept once it is completed.
+    pub retention: Option<Duration>,
+    /// How many of its leases may expire.
+    pub max_expiries: u32,
+    /// Its failures so far.
+    pub failures: u32,
+    /// Its expiries so far.
+    pub expiries: u32,
+    /// Whether somebody asked for it to be cancelled while it was leased.
+    pub cancel: bool,
+    /// Whether its queue is relaxed.
+    pub relaxed: bool,
+    /// How the lease ends.
+    pub by: EndedBy,
+    /// What the store must make of it.
+    pub then: Ended,
+}
+
+/// How a lease ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[allow(missing_docs, reason = "the words are the glossary's")]
+pub enum EndedBy {
+    Complete,
+    Retry {
+        delay: Duration,
+    },
+    Surrender {
+        delay: Duration,
+        /// The fence's mark, as microseconds ahead of the store's clock.
+        mark_ahead: Option<u64>,
+    },
+    Bury,
+    Expire(Cause),
+    Revoke,
+}
+
+/// What becomes of a job.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Ended {
+    /// The counter of the ledger, and the end in the job's history.
+    pub counts_as: LeaseEnd,
+    /// Its state from now on. None: nothing of it is stored.
+    pub state: Option<JobState>,
+    /// Its failures from now on, if it is stored.
+    pub failures: u32,
+    /// Its expiries from now on, if it is stored.
+    pub expiries: u32,
+    /// How long it waits, if it is scheduled.
+    pub waits: Option<Duration>,
+    /// Whether it is claimed before a ready job of the same priority that was there already.
+    pub is_next: bool,
+    /// Whether the next job of its exclusive key may go.
+    pub frees_key: bool,
+    /// How long it is kept, if its life is over and it is not kept for good.
+    pub kept_for: Option<Duration>,
+}
+
+/// The ends of leases.
+pub fn ends() -> Vec<EndVector> {
+    let delay = Duration::from_secs(90);
+    let belief = micros(Issuer::BELIEF);
+    let bys = [
+        EndedBy::Complete,
+        EndedBy::Retry {
+            delay: Duration::ZERO,
+        },
+        EndedBy::Retry { delay },
+        surrender(Duration::ZERO, None),
+        surrender(delay, None),
+        surrender(Duration::ZERO, Some(belief)),
+        surrender(Duration::ZERO, Some(belief + 1)),
+        surrender(delay, Some(belief + 1)),
+        EndedBy::Bury,
+        EndedBy::Expire(Cause::Deadline),
+        EndedBy::Expire(Cause::Lifetime),
+        EndedBy::Expire(Cause::Stalled),
+        EndedBy::Revoke,
+    ];
+    let hour = Duration::from_secs(3600);
+    let mut vectors = Vec::new();
+    for by in bys {
+        for cancel in [false, true] {
+            for retention in [None, Some(hour), Some(48 * hour)] {
+                vectors.push(end(by, retention, cancel, false, (0, 0)));
+            }
+            vectors.push(end(by, None, cancel, true, (0, 0)));
+        }
+        for expiries in 1..MAX_EXPIRIES {
+            vectors.push(end(by, None, false, false, (0, expiries)));
+        }
+        vectors.push(end(by, Some(hour), true, false, (2, 1)));
+    }
+    vectors
+}
+
+/// Low enough that a test can reach it.
+const MAX_EXPIRIES: u32 = 4;
+
+const fn surrender(delay: Duration, mark_ahead: Option<u64>) -> EndedBy {
+    EndedBy::Surrender { delay, mark_ahead }
+}
+
+fn end(
+    by: EndedBy,
+    retention: Option<Duration>,
+    cancel: bool,
+    relaxed: bool,
+    (failures, expiries): (u32, u32),
+) -> EndVector {
+    let mut job = job();
+    job.options.retention = retention;
+    job.options.max_expiries = MAX_EXPIRIES;
+    (job.failures, job.expiries) = (failures, expiries);
+    EndVector {
+        retention,
+        max_expiries: MAX_EXPIRIES,
+        failures,
+        expiries,
+        cancel,
+        relaxed,
+        by,
+        then: ended(&job, by, cancel, relaxed),
+    }
+}
+
+fn ended(job: &JobRecord, by: EndedBy, cancel: bool, relaxed: bool) -> Ended {
+    let reason = || "a reason".to_owned();
+    let settle = |outcome: Outcome| {
+        let mark = outcome.mark();
+        let believed = mark.is_none_or(|mark| Issuer { last: 0, floor: 0 }.raise(mark, NOW));
+        let settling = Settling {
+            outcome: &outcome,
+            cancel,
+            believed,
+            relaxed,
+            now: NOW,
+        };
+        ends::settle(job, &settling)
+    };
+    let end = match by {
+        EndedBy::Complete => settle(Outcome::Complete { result: None }),
+        EndedBy::Retry { delay } => settle(Outcome::Retry {
+            delay,
+            reason: reason(),
+        }),
+        EndedBy::Surrender { delay, mark_ahead } => {
+            let mark = mark_ahead.map(|ahead| FencingToken::new(NOW.as_micros() + ahead));
+            settle(Outcome::Surrender { delay, mark })
+        }
+        EndedBy::Bury => settle(Outcome::Bury { reason: reason() }),
+        EndedBy::Expire(cause) => ends::expire(job, cause, cancel, NOW),
+        EndedBy::Revoke => ends::revoke(job, &reason(), cancel, NOW),
+    };
+    seen(job, end)
+}
+
+/// What can be seen of an end from outside.
+fn seen(job: &JobRecord, end: End) -> Ended {
+    let (counts_as, next) = (end.counts_as, end.next);
+    let mut after = job.clone();
+    let facts = LeaseFacts {
+        token: FencingToken::new(1),
+        owner: Arc::from(""),
+        task: Arc::from(""),
+        granted_at: NOW,
+        renewals: 0,
+        progress: None,
+        cancel: false,
+    };
+    end.apply(&mut after, &facts, NOW);
+    let (frees_key, keep_until) = match next {
+        Next::Front | Next::Back => (false, None),
+        Next::Scheduled { keeps_key } => (!keeps_key, None),
+        Next::Settled { keep_until, .. } => (true, keep_until),
+    };
+    let for_good = Timestamp::from_micros(i64::MAX as u64);
+    let is_ready = next.state() == JobState::Ready;
+    Ended {
+        counts_as,
+        state: (!next.is_gone()).then(|| next.state()),
+        failures: after.failures,
+        expiries: after.expiries,
+        waits: matches!(next, Next::Scheduled { .. }).then(|| after.run_at.since(NOW)),
+        is_next: next == Next::Front || (is_ready && after.is_suspect()),
+        frees_key,
+        kept_for: keep_until
+            .filter(|until| *until < for_good)
+            .map(|until| until.since(NOW)),
+    }
+}
+
+fn job() -> JobRecord {
+    let kind = Kind::new("work").expect("a good name");
+    let new = NewJob::raw(QueueName::default(), kind, "{}");
+    JobRecord::new(JobId::from_bytes([7; 16]), new, NOW)
+}
+
+/// Claims of one issuer, one after the other. The issuer finds no memory at the first.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct IssueVector {
+    /// The claims.
+    pub claims: Vec<IssuedClaim>,
+}
+
+/// One claim, and the tokens that it gets. Moments and tokens count in microseconds from the first
+/// claim's moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct IssuedClaim {
+    /// The store's clock.
+    pub at: i64,
+    /// How many leases are asked for, of as many jobs or more.
+    pub wanted: u64,
+    /// How many fit. With none, the claim is refused.
+    pub granted: u64,
+    /// The first token, if any fits.
+    pub first: u64,
+}
+
+/// What an issuer gives.
+pub fn issues() -> Vec<IssueVector> {
+    let programs: [&[(i64, u64)]; 6] = [
+        // In step with the clock.
+        &[(0, 1), (1_000_000, 3), (1_000_001, 1), (1_000_002, 5)],
+        // Faster than the clock, up to the lead.
+        &[(1, 1), (1, 1_000), (1, 999), (1, 1_000)],
+        // The clock is set back, and catches up.
+        &[
+            (5_000_000, 2),
+            (4_000_000, 2),
+            (5_000_001, 1),
+            (6_000_000, 1),
+        ],
+        // Far back: everything that is left of the lead, and no more.
+        &[(50_000_000, 1), (0, 1), (49_990_000, 1), (60_000_000, 2)],
+        &[(0, 1_000), (20_000, 1), (40_000, 1_000), (40_001, 1_000)],
+        &[(0, 1), (0, 0), (20_001, 1)],
+    ];
+    programs.into_iter().map(issue).collect()
+}
+
+fn issue(program: &[(i64, u64)]) -> IssueVector {
+    let base = NOW.as_micros();
+    let at = |offset: i64| Timestamp::from_micros(base.saturating_add_signed(offset));
+    let first = program.first().map_or(0, |(at, _)| *at);
+    let mut issuer = Issuer::without_memory(at(first));
+    let claims = program.iter().filter(|(_, wanted)| *wanted > 0);
+    let claims = claims.map(|&(offset, wanted)| {
+        let now = at(offset);
+        let granted = issuer.room(now).min(wanted);
+        let token = (granted > 0).then(|| issuer.issue(granted, now).get());
+        IssuedClaim {
+            at: offset - first,
+            wanted,
+            granted,
+            first: token.map_or(0, |token| token - at(first).as_micros()),
+        }
+    });
+    IssueVector {
+        claims: claims.collect(),
+    }
+}
+
+/// One grant: when it is renewed, and when and why it is over.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct TermVector {
+    /// The term of its claim.
+    pub term: Duration,
+    /// Its maximum lifetime.
+    pub max_lifetime: Duration,
+    /// What the claim gives.
+    pub granted: Duration,
+    /// Renewals: how long after the claim, and what each gives.
+    pub renewals: Vec<(Duration, Duration)>,
+    /// Why it expires, once nobody renews it.
+    pub cause: Cause,
+}
+
+/// Grants until they are over.
+pub fn terms() -> Vec<TermVector> {
+    let second = Duration::from_secs(1);
+    let programs: [(Duration, Duration, &[u32]); 6] = [
+        (10 * second, 60 * second, &[]),
+        (10 * second, 60 * second, &[1, 9, 15]),
+        (10 * second, 10 * second, &[]),
+        (10 * second, 4 * second, &[]),
+        (10 * second, 25 * second, &[9, 14]),
+        (10 * second, 25 * second, &[9, 15, 24]),
+    ];
+    let programs = programs.into_iter();
+    programs
+        .map(|(term, max_lifetime, renewals)| {
+            let deadline = |now| order::deadline(now, term, NOW, max_lifetime);
+            let renewals: Vec<_> = renewals
+                .iter()
+                .map(|seconds| {
+                    let now = NOW.after(*seconds * second);
+                    (*seconds * second, deadline(now).since(now))
+                })
+                .collect();
+            let last = renewals.last().map_or(Duration::ZERO, |(at, _)| *at);
+            TermVector {
+                term,
+                max_lifetime,
+                granted: deadline(NOW).since(NOW),
+                cause: order::overdue_cause(deadline(NOW.after(last)), NOW, max_lifetime),
+                renewals,
+            }
+        })
+        .collect()
+}

@@ -10,11 +10,6 @@ use leasehold::store::{
     Checkpointed, ControlCommand, Controlled, Enqueued, Expiry, LeaseSelect, Renewal, RequestId,
     Select, SessionId,
 };
-use leasehold::store::{
-    Checkpointed, ControlCommand, Controlled, Enqueued, Expiry, LeaseSelect, Renewal, RequestId,
-    Select, SessionId,
-};
-use leasehold::{FencingToken, JobId};
 use leasehold::{FencingToken, JobId};
 use leasehold_conformance::checker::{Rule, check};
 use leasehold_conformance::history::{

@@ -9,3 +9,4 @@ mod conformance;
 #[cfg(unix)]
 mod conformance_redis;
 mod property;
+mod vectors;

@@ -20,7 +20,7 @@ use leasehold::store::{ClaimQueue, ClaimRequest, RequestId};
 use leasehold::worker::executor::SameRuntime;
 use leasehold::{
     Client, Context, ErrorKind, Failure, FencingToken, Job, LeaseTerms, MemoryStore, NewJob,
-    RetryPolicy, Store, Verb, Worker,
+    QueueConfig, RetryPolicy, Store, Verb, Worker,
 };
 use serde::{Deserialize, Serialize};
 use support::{Fate, Faulty};
@@ -963,7 +963,7 @@ async fn a_queue_whose_handlers_are_stuck_leaves_the_other_slots_to_the_others()
     let most = |at: &AtOnce| at.most.load(Ordering::SeqCst);
     let done = async {
         true_soon(|| most(&stuck) == 2).await;
-        watch.enqueue_all(adds_to("busy", 600)).await.unwrap();
+        watch.enqueue_many(adds_to("busy", 600)).await.unwrap();
         let begun = tokio::time::Instant::now();
         while of("busy").await.ledger.completed < 600 {
             assert!(begun.elapsed() < Duration::from_secs(5), "it starves");

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rusqlite::Connection;
-
 use super::{SqliteOptions, SqliteStore};
 use crate::clock::ManualClock;
 use crate::inspect::{LeaseFilter, Page, Query, View};

@@ -9,7 +9,6 @@ use leasehold::job::JobState;
 use leasehold::store::{ControlCommand, Controlled, Outcome, PostgresStore, Select, Settlement};
 use leasehold::{JobId, Store};
 use leasehold_conformance::{Driver, Held, ManualFixture, job};
-use leasehold_conformance::{Driver, Held, ManualFixture, job};
 
 use crate::postgres::server::{Server, shared};
 

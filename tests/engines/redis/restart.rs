@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use leasehold::inspect::Ledger;
-use leasehold::store::{RedisOptions, RedisStore};
 use leasehold::{Client, Context, DrainReport, Failure, Job, LeaseTerms, NewJob};
 use serde::{Deserialize, Serialize};
 use tokio::task::{JoinHandle, JoinSet};

@@ -7,7 +7,7 @@ use leasehold::clock::ManualClock;
 use leasehold::job::{JobState, Namespace};
 use leasehold::lease::Progress;
 use leasehold::store::{
-    Beat, ControlCommand, LeaseSelect, Outcome, RedisOptions, RedisStore, Renewal, Select,
+    Beat, ControlCommand, LeaseSelect, RedisOptions, RedisStore, Renewal, Select,
 };
 use leasehold_conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 
@@ -253,31 +253,9 @@ async fn ten_thousand_leases_are_cancelled() {
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn a_hundred_thousand_jobs_are_purged() {
-    for (index, jobs) in [(false, 100_000), (true, 10_000)] {
-        let world = World::new(index).await;
-        for _ in 0..jobs / 10_000 {
-            world.d.enqueue_many(10_000).await;
-        }
-        let purge = async {
-            let mut purged = 0;
-            while purged < jobs {
-                let ready = Select::State {
-                    queue: queue(),
-                    state: JobState::Ready,
-                    max: 10_000,
-                };
-                purged += world.control(ControlCommand::Purge(ready)).await;
-            }
-            purged
-        };
-        let (purged, spent) = world.spending(purge).await;
-        assert_eq!(purged, jobs);
-        world.assert_short("jobs purged", &spent, jobs / 100).await;
-        let queue = world.d.queue().await;
-        assert_eq!(
-            (queue.counts.ready, world.d.ledger().await.purged),
-            (0, jobs)
-        );
+    let (world, jobs) = (World::new().await, 100_000);
+    for _ in 0..jobs / 10_000 {
+        world.d.enqueue_many(10_000).await;
     }
     let purge = async {
         let mut purged = 0;

@@ -446,78 +446,14 @@ async fn namespaces_share_nothing() {
 async fn a_queue_of_an_earlier_layout_is_refused() {
     let server = Standalone::start(&[]);
     let d = driver(options(&server, "a")).await;
-    let id = d.enqueue(job()).await;
-    let looked = inspect::job(d.store(), id).await.unwrap_err();
-    assert_eq!(looked.kind(), ErrorKind::Unsupported);
-    let cancel = d.control_request(ControlCommand::Cancel(Select::Job(id)));
-    let refused = d.store().control(cancel).await.unwrap_err();
-    assert_eq!(refused.kind(), ErrorKind::Unsupported);
-    assert!(d.snapshot().await.audit.is_empty());
-
-    let other = RedisStore::open(options(&server, "a").index(true)).unwrap();
-    let session = other.open_session().await.unwrap();
-    let mut request = d.enqueue_request(vec![job()]);
-    request.request.session = session;
-    let refused = other.enqueue(request).await.unwrap_err();
-    assert_eq!(refused.field(), Some("index"), "{refused}");
-}
-
-/// An id names one job: whichever way two come by the same one, it costs no other job.
-#[tokio::test]
-#[ignore = "needs redis-server: ./tests/run"]
-async fn without_an_index_a_reused_id_costs_no_other_job() {
-    let server = Standalone::start(&[]);
-    let clock = ManualClock::default();
-    let store = RedisStore::open(options(&server, "a").clock(clock.clone())).unwrap();
-    let d = Driver::new(Arc::new(ManualFixture::new(store, clock))).await;
-    let second = Duration::from_secs(1);
-    let send = async |id: JobId, job: NewJob| {
-        let mut request = d.enqueue_request(vec![job]);
-        Arc::make_mut(&mut request.jobs)[0].0 = id;
-        d.store().enqueue(request).await.unwrap()
-    };
-
-    // What waits is known by its id.
-    let id = JobId::generate();
-    assert_eq!(send(id, job().delay(second)).await, [Enqueued::New(id)]);
-    let again = send(id, job().delay(second * 3)).await;
-    assert_eq!(again, [Enqueued::Duplicate(id)]);
-    assert_eq!(d.queue().await.counts.scheduled, 1);
-
-    // What is in line is not: of two that come to wait under one id, or to be kept, the later one stands.
-    let later = |delay| Outcome::Retry {
-        delay,
-        reason: "again".to_owned(),
-    };
-    for ends in [[later(second * 5), later(second * 7)], [bury(), bury()]] {
-        let id = JobId::generate();
-        let held = async || {
-            send(id, job().priority(0)).await;
-            d.claim_one().await
-        };
-        let both = [held().await, held().await];
-        for (held, end) in both.iter().zip(ends) {
-            assert_eq!(held.id(), id);
-            d.settled(held, end).await;
-        }
-    }
-    // Those that fall due with it come to no harm.
-    d.enqueue_all(vec![job().delay(second * 7); 3]).await;
-    let counts = d.queue().await.counts;
-    assert_eq!((counts.scheduled, counts.dead), (5, 1));
-    d.advance(second * 6).await;
-    assert_eq!(d.claim(10).await.len(), 1);
-    d.advance(second * 2).await;
-    assert_eq!(d.claim(10).await.len(), 4);
-    let dead = Select::State {
-        queue: queue(),
-        state: JobState::Dead,
-        max: 10,
-    };
-    let purge = d.control_request(ControlCommand::Purge(dead));
-    assert_eq!(d.store().control(purge).await.unwrap().done, 1);
-    let counts = d.queue().await.counts;
-    assert_eq!((counts.scheduled, counts.ready, counts.dead), (0, 0, 0));
+    server
+        .server
+        .tell::<()>(&["HSET", "{a}:queues", "default", "1:0"]);
+    let refused = d.try_enqueue(vec![job()]).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+    assert!(refused.to_string().contains("earlier version"), "{refused}");
+    let refused = d.store().claim(d.claim_request(1)).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
 }
 
 #[tokio::test]
@@ -675,60 +611,11 @@ fn by_partition(held: &[Held]) -> BTreeMap<u16, Vec<JobId>> {
 #[ignore = "needs redis-server: ./tests/run"]
 async fn order_holds_within_a_partition_and_the_books_balance_across() {
     let server = Standalone::start(&[]);
-    for (index, name) in [(false, "a"), (true, "b")] {
-        let d = driver(options(&server, name).partitions(4).index(index)).await;
-        let ids = d.enqueue_many(100).await;
-        let mut held = Vec::new();
-        while held.len() < 100 {
-            held.extend(d.claim(30).await);
-        }
-        let place = |id: &JobId| ids.iter().position(|other| other == id);
-        let first = by_partition(&held);
-        assert_eq!(first.len(), 4);
-        for part in first.values() {
-            assert!(part.is_sorted_by_key(place), "in the order of arrival");
-        }
-        let tokens: HashSet<_> = held
-            .iter()
-            .map(|held| (held.receipt.partition(), held.token()))
-            .collect();
-        assert_eq!(tokens.len(), 100, "each issuer gives a token once");
-
-        d.advance(TERM).await;
-        d.control(ControlCommand::Pause(queue())).await;
-        assert_eq!(d.reap(1_000).await.len(), 100);
-        assert!(d.claim(100).await.is_empty(), "a pause is for all of them");
-        d.control(ControlCommand::Resume(queue())).await;
-        let again = d.claim(1_000).await;
-        assert_eq!(
-            by_partition(&again),
-            first,
-            "first in line, as they were given"
-        );
-
-        let owner = d.claim_request(1).owner;
-        let revoked = d
-            .control(ControlCommand::Revoke(LeaseSelect::Owner(owner)))
-            .await;
-        assert_eq!(revoked.done, 100);
-        for (max, done) in [(10, 10), (1_000, 90), (1_000, 0)] {
-            let ready = Select::State {
-                queue: queue(),
-                state: JobState::Ready,
-                max,
-            };
-            assert_eq!(d.control(ControlCommand::Purge(ready)).await.done, done);
-        }
-        let expected = Ledger {
-            enqueued: 100,
-            granted: 200,
-            expired_deadline: 100,
-            revoked: 100,
-            purged: 100,
-            ..Ledger::default()
-        };
-        assert_eq!(d.ledger().await, expected);
-        d.snapshot().await.assert_in_order();
+    let d = driver(options(&server, "a").partitions(4)).await;
+    let ids = d.enqueue_many(100).await;
+    let mut held = Vec::new();
+    while held.len() < 100 {
+        held.extend(d.claim(30).await);
     }
     let place = |id: &JobId| ids.iter().position(|other| other == id);
     let first = by_partition(&held);

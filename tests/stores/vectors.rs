@@ -4,16 +4,9 @@
 //! row tells how a lease ends and what must become of its job; the player brings a store there by its
 //! public verbs, on a clock that is moved by hand, and looks.
 
-#![allow(missing_docs, reason = "a test, not an interface")]
-#![allow(clippy::unwrap_used, reason = "trouble here should stop it")]
-#![allow(clippy::unchecked_time_subtraction, reason = "a row's times only grow")]
-#![cfg(feature = "conformance")]
-
-#[cfg(feature = "postgres")]
-#[path = "support/postgres.rs"]
-mod server;
-#[cfg(all(unix, feature = "redis"))]
-mod support;
+#[cfg(unix)]
+use leasehold_support as support;
+use leasehold_support::postgres as server;
 
 use std::path::Path;
 use std::time::Duration;
@@ -24,9 +17,9 @@ use leasehold::job::{JobState, Key};
 use leasehold::lease::{Cause, LeaseEnd};
 use leasehold::rules;
 use leasehold::rules::vectors::{self, EndVector, Ended, EndedBy, IssueVector, TermVector};
-use leasehold::store::conformance::{self, Driver, Held, ManualFixture, TERM, job, queue};
-use leasehold::store::{Command, LeaseSelect, MemoryStore, Outcome, Renewal, Select};
+use leasehold::store::{ControlCommand, LeaseSelect, MemoryStore, Outcome, Renewal, Select};
 use leasehold::{ErrorKind, FencingToken, NewJob, Verdict};
+use leasehold_conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 
 /// A session without a call ends after ten minutes: a longer wait needs a new one.
 const LONG: Duration = Duration::from_secs(300);
@@ -140,7 +133,8 @@ fn definition(line: &str) -> Option<(&str, u64)> {
 async fn play_end(d: &Driver, vector: &EndVector) {
     if vector.relaxed {
         let (queue, relaxed) = (queue(), true);
-        d.control(Command::Configure { queue, relaxed }).await;
+        d.control(ControlCommand::Configure { queue, relaxed })
+            .await;
     }
     let mut subject = keyed();
     subject.options.retention = vector.retention;
@@ -166,7 +160,10 @@ async fn play_end(d: &Driver, vector: &EndVector) {
     let follower = d.enqueue(keyed()).await;
     let rival = d.enqueue(job()).await;
     if vector.cancel {
-        let done = d.control(Command::Cancel(Select::Job(id))).await.done;
+        let done = d
+            .control(ControlCommand::Cancel(Select::Job(id)))
+            .await
+            .done;
         assert_eq!(done, 1, "the cancel");
     }
     let before = d.ledger().await;
@@ -240,7 +237,7 @@ async fn end(d: &Driver, held: &Held, vector: &EndVector) {
         }
         EndedBy::Bury => Outcome::Bury { reason: reason() },
         EndedBy::Revoke => {
-            let revoke = Command::Revoke(LeaseSelect::Job(held.id()));
+            let revoke = ControlCommand::Revoke(LeaseSelect::Job(held.id()));
             assert_eq!(d.control(revoke).await.done, 1);
             return;
         }
@@ -354,18 +351,18 @@ async fn play_all(fixture: impl AsyncFn() -> ManualFixture, bounded: bool) {
     for vector in vectors::ends() {
         // A failed assertion says where; this says for which row.
         println!("{vector:?}");
-        conformance::run(fixture().await, async |d| play_end(d, &vector).await).await;
+        leasehold_conformance::run(fixture().await, async |d| play_end(d, &vector).await).await;
     }
     for vector in vectors::issues() {
         println!("{vector:?}");
-        conformance::run(fixture().await, async |d| {
+        leasehold_conformance::run(fixture().await, async |d| {
             play_issue(d, &vector, bounded).await;
         })
         .await;
     }
     for vector in vectors::terms() {
         println!("{vector:?}");
-        conformance::run(fixture().await, async |d| play_term(d, &vector).await).await;
+        leasehold_conformance::run(fixture().await, async |d| play_term(d, &vector).await).await;
     }
 }
 
@@ -380,7 +377,6 @@ async fn memory() {
     play_all(fixture, false).await;
 }
 
-#[cfg(feature = "sqlite")]
 #[tokio::test]
 async fn sqlite() {
     use leasehold::store::{SqliteOptions, SqliteStore};
@@ -396,7 +392,6 @@ async fn sqlite() {
     play_all(fixture, true).await;
 }
 
-#[cfg(feature = "postgres")]
 #[tokio::test]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn postgres() {
@@ -408,7 +403,7 @@ async fn postgres() {
     play_all(fixture, true).await;
 }
 
-#[cfg(all(unix, feature = "redis"))]
+#[cfg(unix)]
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn redis() {
@@ -422,7 +417,6 @@ async fn redis() {
         let namespace = Namespace::new(format!("case-{:016x}", fastrand::u64(..))).unwrap();
         let options = RedisOptions::new(format!("{}?timeout=60s", server.url()))
             .namespace(namespace)
-            .index(true)
             .clock(clock.clone());
         ManualFixture::new(RedisStore::open(options).unwrap(), clock)
     };

@@ -1,0 +1,190 @@
+//! Every SQL statement is used, and only by the Rust file of the same name.
+//!
+//! A statement starts at a line `-- name: …` in a SQL file. Rust refers to it by a string literal.
+
+use std::collections::BTreeMap;
+
+use crate::Finding;
+use crate::duplicates::layer;
+use crate::lex::{Language, words};
+use crate::tree::{Tree, stem};
+
+const NAME: &str = "-- name: ";
+/// The code that the SQL stores share.
+const SHARED: &str = "src/store/sql";
+
+/// Statements that no Rust file names.
+pub(crate) fn dead(tree: &Tree) -> Vec<Finding> {
+    let literals = literals(tree);
+    let mut findings = Vec::new();
+    for (path, line, name) in declared(tree) {
+        if users(&literals, path, name).is_empty() {
+            let why = "nothing uses this statement";
+            findings.push(Finding {
+                path: path.into(),
+                line,
+                what: name.into(),
+                why: why.into(),
+            });
+        }
+    }
+    findings
+}
+
+/// Statements that are used outside the Rust file of the same name. Shared statements belong into a
+/// file of their own: `session.sql` is used by `session.rs`.
+pub(crate) fn foreign(tree: &Tree) -> Vec<Finding> {
+    let literals = literals(tree);
+    let mut findings = Vec::new();
+    for (path, line, name) in declared(tree) {
+        let mut others = users(&literals, path, name);
+        others.retain(|user| stem(user) != stem(path));
+        if !others.is_empty() {
+            let why = format!("is used by {}", others.join(", "));
+            findings.push(Finding {
+                path: path.into(),
+                line,
+                what: name.into(),
+                why,
+            });
+        }
+    }
+    findings
+}
+
+/// Lua functions that no script calls and no Rust file names.
+pub(crate) fn dead_functions(tree: &Tree) -> Vec<Finding> {
+    let mut mentions: BTreeMap<&str, usize> = BTreeMap::new();
+    for (_, file) in tree.in_language(Language::Lua) {
+        for (_, word) in words(&file.lexed.code) {
+            *mentions.entry(word).or_default() += 1;
+        }
+    }
+    for (_, file) in tree.shipped(Language::Rust) {
+        for (_, text) in file.shipped_strings() {
+            for (_, word) in words(text) {
+                *mentions.entry(word).or_default() += 1;
+            }
+        }
+    }
+    let mut findings = Vec::new();
+    for (path, file) in tree.in_language(Language::Lua) {
+        for (number, line) in file.lexed.code.lines().enumerate() {
+            let mut words = words(line)
+                .map(|(_, word)| word)
+                .skip_while(|word| *word == "local");
+            let (Some("function"), Some(name)) = (words.next(), words.next()) else {
+                continue;
+            };
+            if line.contains("function ") && mentions.get(name) == Some(&1) {
+                findings.push(Finding {
+                    path: path.into(),
+                    line: number + 1,
+                    what: name.into(),
+                    why: "nothing calls this function".into(),
+                });
+            }
+        }
+    }
+    findings
+}
+
+/// File, line and name of each statement.
+fn declared(tree: &Tree) -> impl Iterator<Item = (&str, usize, &str)> {
+    tree.in_language(Language::Sql).flat_map(|(path, file)| {
+        let lines = file.text.lines().enumerate();
+        lines.filter_map(move |(n, line)| Some((path, n + 1, line.strip_prefix(NAME)?.trim())))
+    })
+}
+
+/// Every string literal of the shipped code, with the files that contain it.
+fn literals(tree: &Tree) -> BTreeMap<&str, Vec<&str>> {
+    let mut found: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (path, file) in tree.shipped(Language::Rust) {
+        for (_, text) in file.shipped_strings() {
+            found.entry(text).or_default().push(path);
+        }
+    }
+    found
+}
+
+/// The files that name a statement, in its own store and in the shared code. Elsewhere the same
+/// string means something else.
+fn users<'a>(literals: &BTreeMap<&str, Vec<&'a str>>, sql: &str, name: &str) -> Vec<&'a str> {
+    let all = literals.get(name).into_iter().flatten().copied();
+    let mut users: Vec<&str> = all
+        .filter(|user| layer(user) == layer(sql) || layer(user) == SHARED)
+        .collect();
+    users.dedup();
+    users
+}
+
+#[cfg(test)]
+fn names(findings: Vec<Finding>) -> Vec<String> {
+    findings.into_iter().map(|finding| finding.what).collect()
+}
+
+#[test]
+fn a_statement_that_nothing_uses_is_found() {
+    let tree = Tree::of(&[
+        (
+            "src/store/sqlite/claim.sql",
+            "-- claim: why\n-- name: take\nSELECT 1;\n-- name: lost\nSELECT 2;",
+        ),
+        // Comments and tests do not count as uses.
+        (
+            "src/store/sqlite/claim.rs",
+            "fn a() { b(\"take\") } // \"lost\"\n#[cfg(test)]\nmod tests { const C: &str = \"lost\"; }",
+        ),
+    ]);
+    assert_eq!(names(dead(&tree)), ["lost"]);
+    assert_eq!(dead(&tree)[0].line, 4);
+    assert!(foreign(&tree).is_empty());
+}
+
+#[test]
+fn a_statement_that_another_verb_uses_is_found() {
+    let tree = Tree::of(&[
+        (
+            "src/store/sqlite/claim.sql",
+            "-- name: take\n-- name: give\n-- name: both",
+        ),
+        (
+            "src/store/sqlite/claim.rs",
+            "fn a() { b(\"take\"); b(\"both\") }",
+        ),
+        (
+            "src/store/sqlite/renew.rs",
+            "fn a() { b(\"give\"); b(\"both\"); b(\"both\") }",
+        ),
+        // Other stores have their own statements by that name.
+        ("src/store/postgres/grant.rs", "fn a() { b(\"take\") }"),
+        ("src/store/call.rs", "fn a() { b(\"take\") }"),
+    ]);
+    assert_eq!(names(foreign(&tree)), ["give", "both"]);
+    assert_eq!(
+        foreign(&tree)[1].why,
+        "is used by src/store/sqlite/renew.rs"
+    );
+    let shared = Tree::of(&[
+        ("src/store/sqlite/claim.sql", "-- name: take"),
+        ("src/store/sql/inspect.rs", "fn a() { b(\"take\") }"),
+    ]);
+    assert_eq!(names(foreign(&shared)), ["take"]);
+}
+
+#[test]
+fn a_function_that_no_script_calls_is_found() {
+    let tree = Tree::of(&[
+        (
+            "src/store/redis/a.lua",
+            "local function used(x) return x end\nlocal function lost() end -- lost",
+        ),
+        (
+            "src/store/redis/b.lua",
+            "used(1)\nfunction named() end\nlocal f = function() end",
+        ),
+        ("src/store/redis/link.rs", "fn a() { b(\"named\") }"),
+    ]);
+    assert_eq!(names(dead_functions(&tree)), ["lost"]);
+}

@@ -8,3 +8,4 @@
 mod examples;
 mod promises;
 mod public_api;
+mod tidy;

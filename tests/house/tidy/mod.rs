@@ -4,8 +4,6 @@
 //! finding fails the rule's test unless `known.rs` lists it as an exception. An exception that no
 //! longer applies is a failure too, so the lists can only shrink.
 
-#![allow(missing_docs, reason = "a test, not an interface")]
-#![allow(clippy::unwrap_used, reason = "trouble here should stop it")]
 
 mod duplicates;
 mod files;

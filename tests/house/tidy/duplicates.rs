@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::Finding;
-use crate::lex::{Language, line_of, words};
-use crate::tree::Tree;
+use crate::tidy::Finding;
+use crate::tidy::lex::{Language, line_of, words};
+use crate::tidy::tree::Tree;
 
 /// The usual name for a command's arguments with clap, one per command.
 const IDIOMS: [&str; 1] = ["Args"];

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::Finding;
-use crate::lex::{Language, closed, line_of, words};
-use crate::tree::{File, Tree};
+use crate::tidy::Finding;
+use crate::tidy::lex::{Language, closed, line_of, words};
+use crate::tidy::tree::{File, Tree};
 
 struct Banned {
     /// All its forms, in lower case.
@@ -58,7 +58,7 @@ const BANNED: &[Banned] = &[
 ];
 
 /// These files have to spell out what they look for.
-const ITSELF: &str = "tests/tidy/";
+const ITSELF: &str = "tests/house/tidy/";
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();

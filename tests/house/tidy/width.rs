@@ -1,7 +1,7 @@
 //! Comments are at most 100 columns wide. rustfmt wraps code only.
 
-use crate::Finding;
-use crate::tree::Tree;
+use crate::tidy::Finding;
+use crate::tidy::tree::Tree;
 
 const COLUMNS: usize = 100;
 

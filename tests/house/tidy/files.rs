@@ -1,9 +1,9 @@
 //! Every Rust file belongs to a crate, and every SQL or Lua file is included by one.
 
-use crate::Finding;
-use crate::lex::Language;
-use crate::modules::{included_by, of_crates};
-use crate::tree::Tree;
+use crate::tidy::Finding;
+use crate::tidy::lex::Language;
+use crate::tidy::modules::{included_by, of_crates};
+use crate::tidy::tree::Tree;
 
 /// trybuild finds these by a pattern.
 const COMPILE_ERRORS: &str = "tests/ui/cases/";

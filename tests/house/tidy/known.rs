@@ -1,6 +1,6 @@
 //! The exceptions. The lists only shrink: remove an entry when its last finding is fixed.
 
-use crate::Finding;
+use crate::tidy::Finding;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exception {

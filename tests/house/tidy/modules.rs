@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use crate::lex::{Language, without_tests, words};
-use crate::tree::{File, Tree, folder, joined, stem};
+use crate::tidy::lex::{Language, without_tests, words};
+use crate::tidy::tree::{File, Tree, folder, joined, stem};
 
 /// A file, as a `mod` declaration includes it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]

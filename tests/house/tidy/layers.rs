@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::Finding;
-use crate::lex::{Language, closed, line_of, words};
-use crate::modules::module_path;
-use crate::tree::Tree;
+use crate::tidy::Finding;
+use crate::tidy::lex::{Language, closed, line_of, words};
+use crate::tidy::modules::module_path;
+use crate::tidy::tree::Tree;
 
 struct Layer {
     modules: &'static [&'static str],
@@ -98,7 +98,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
             finding(
                 0,
                 from.into(),
-                "belongs to no layer: name it in tests/tidy/layers.rs",
+                "belongs to no layer: name it in tests/house/tidy/layers.rs",
             );
             continue;
         };

@@ -4,10 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::Finding;
-use crate::duplicates::layer;
-use crate::lex::{Language, words};
-use crate::tree::{Tree, stem};
+use crate::tidy::Finding;
+use crate::tidy::duplicates::layer;
+use crate::tidy::lex::{Language, words};
+use crate::tidy::tree::{Tree, stem};
 
 const NAME: &str = "-- name: ";
 /// The code that the SQL stores share.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use crate::lex::{Language, Lexed, without_tests};
-use crate::modules;
+use crate::tidy::lex::{Language, Lexed, without_tests};
+use crate::tidy::modules;
 
 /// Skipped folders: build output, and what fuzzers find.
 const APART: [&str; 2] = ["target", "corpus"];

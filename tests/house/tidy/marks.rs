@@ -1,14 +1,14 @@
 //! No marks of unfinished work and no paths of somebody's machine, in any file.
 
-use crate::Finding;
-use crate::lex::words;
-use crate::tree::Tree;
+use crate::tidy::Finding;
+use crate::tidy::lex::words;
+use crate::tidy::tree::Tree;
 
 const UNFINISHED: [&str; 4] = ["TODO", "FIXME", "XXX", "HACK"];
 /// The first parts of paths that exist on one machine only.
 const MACHINES: [&str; 5] = ["/home/", "/root/", "/Users/", "/work/", "C:\\Users"];
 /// These files have to spell out what they look for.
-const ITSELF: &str = "tests/tidy/";
+const ITSELF: &str = "tests/house/tidy/";
 
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();

@@ -213,7 +213,7 @@ impl Actor {
             waited: Some(Duration::ZERO),
             ran: Duration::ZERO,
         };
-        settler::hand_in(&self.pool, &self.held, self.index, ran, times);
+        settler::hand_in(&self.pool, Arc::clone(&self.held), self.index, ran, times);
         if let Some(batch) = self.pool.outbox.try_batch() {
             batch.send(&self.pool).await;
         }

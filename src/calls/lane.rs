@@ -107,9 +107,12 @@ impl Lane {
             let worth_it = (error.is_transient() && !full)
                 || error.kind() == ErrorKind::SessionLost
                 || (in_doubt && error.kind() == ErrorKind::Unexpected);
-            let ended = |error| match in_doubt {
-                true => Answer::GaveUp(error),
-                false => Answer::Refused(error),
+            let ended = |error| {
+                if in_doubt {
+                    Answer::GaveUp(error)
+                } else {
+                    Answer::Refused(error)
+                }
             };
             if !worth_it {
                 return ended(error);

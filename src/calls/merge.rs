@@ -88,9 +88,12 @@ struct Entry<C: MergedCall> {
 
 impl<C: MergedCall> Merger<C> {
     pub(crate) fn new(call: C, session: Arc<Session>) -> Arc<Self> {
-        let lane = || match C::SAFE_AGAIN {
-            true => session.lane(),
-            false => session.lane().told_when_full(),
+        let lane = || {
+            if C::SAFE_AGAIN {
+                session.lane()
+            } else {
+                session.lane().told_when_full()
+            }
         };
         let waiting = Waiting {
             entries: VecDeque::new(),

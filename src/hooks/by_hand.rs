@@ -76,7 +76,7 @@ impl HeldByHand {
             waited: Some(Duration::ZERO),
             ran: Duration::ZERO,
         };
-        settler::hand_in(&self.pool, &self.held, self.index, end.0, times);
+        settler::hand_in(&self.pool, Arc::clone(&self.held), self.index, end.0, times);
         if let Some(batch) = self.pool.outbox.try_batch() {
             batch.send(&self.pool).await;
         }

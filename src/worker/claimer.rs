@@ -84,7 +84,7 @@ pub(crate) async fn one(pool: &Arc<Pool>) -> Option<super::pool::BufferedLease> 
 pub(crate) fn give_back(pool: &Pool) {
     for (held, index) in pool.unfill() {
         held.leases[index].stop(Stop::Drain);
-        settler::hand_in(pool, &held, index, HandlerEnd::Dropped, Times::default());
+        settler::hand_in(pool, held, index, HandlerEnd::Dropped, Times::default());
     }
     pool.outbox.flush_all();
 }

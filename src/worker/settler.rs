@@ -18,7 +18,7 @@ use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::held::HeldGrant;
+use super::held::{HeldGrant, HeldLease};
 use super::lost;
 use super::outcome::{Decision, Facts, HandlerEnd, decide};
 use super::pool::Pool;
@@ -38,7 +38,9 @@ const BATCH: usize = 4_096;
 /// How long the first settlement waits for others while the slots are busy.
 const GATHER: Duration = Duration::from_millis(1);
 
-/// Leases whose handlers have ended, and the lane to settle them on.
+/// Leases whose handlers have ended, and the lane to settle them on. In cache lines of its own,
+/// because all slots write here.
+#[repr(align(128))]
 pub(crate) struct Outbox {
     waiting: Mutex<Waiting>,
     /// Wakes the settler: something waits.
@@ -64,6 +66,10 @@ struct EndedLease {
 }
 
 impl EndedLease {
+    fn lease(&self) -> &HeldLease {
+        &self.held.leases[self.index]
+    }
+
     fn settlement(&self) -> Settlement {
         Settlement {
             receipt: self.held.receipt(self.index),
@@ -202,9 +208,9 @@ impl SettleBatch {
                 Answer::Lost => {}
                 Answer::Refused(error) | Answer::GaveUp(error) => {
                     tracing::error!(%error, leases = leases.len(), "leases left to expire");
-                    for EndedLease { held, index, .. } in leases {
-                        held.leases[*index].let_lapse();
-                        pool.end(held, *index);
+                    for left in leases {
+                        left.lease().let_lapse();
+                        pool.end(&left.held, left.index);
                     }
                     return;
                 }
@@ -233,31 +239,20 @@ fn close(pool: &Pool, leases: &[EndedLease], verdicts: &[Verdict]) {
     let now = monotonic();
     let settled: Vec<_> = leases.iter().zip(verdicts.iter().copied()).collect();
     for alike in settled.chunk_by(are_alike) {
-        let [
-            (
-                EndedLease {
-                    held,
-                    index,
-                    outcome,
-                },
-                verdict,
-            ),
-            ..,
-        ] = alike
-        else {
+        let Some(&(first, verdict)) = alike.first() else {
             continue;
         };
-        let lease = &held.leases[*index];
+        let (held, lease) = (&first.held, first.lease());
         let (queue, count) = (&pool.queues[held.queue].meter, alike.len() as u64);
         match verdict {
             Verdict::Held { late, cancel } => {
-                if *late {
+                if late {
                     queue.late(count);
                 }
                 if let Some(kind) = lease.kind() {
                     let meter = &pool.kinds[kind].meters[held.queue];
                     let release = Release::at(held, now);
-                    meter.released(outcome, *cancel, lease.attempt, release, count);
+                    meter.released(&first.outcome, cancel, lease.attempt, release, count);
                 }
             }
             Verdict::Fenced => queue.settle_fenced(count),
@@ -272,36 +267,27 @@ fn close(pool: &Pool, leases: &[EndedLease], verdicts: &[Verdict]) {
 /// Whether two settlements count alike. Neighbours mostly do, and are counted together.
 fn are_alike(one: &(&EndedLease, Verdict), other: &(&EndedLease, Verdict)) -> bool {
     let key = |(lease, verdict): &(&EndedLease, Verdict)| {
-        let held = &lease.held.leases[lease.index];
-        let outcome = std::mem::discriminant(&lease.outcome);
-        (
-            Arc::as_ptr(&lease.held),
-            held.kind(),
-            held.attempt,
-            outcome,
-            *verdict,
-        )
+        let (grant, outcome) = (&lease.held, &lease.outcome);
+        let (grant, outcome) = (Arc::as_ptr(grant), std::mem::discriminant(outcome));
+        let lease = lease.lease();
+        (grant, lease.kind(), lease.attempt, outcome, *verdict)
     };
     key(one) == key(other)
 }
 
 /// Tells the observers what became of a settlement.
-fn tell(pool: &Pool, lease: &EndedLease, verdict: Verdict) {
-    let EndedLease {
-        held,
-        index,
-        outcome,
-    } = lease;
+fn tell(pool: &Pool, settled: &EndedLease, verdict: Verdict) {
+    let (held, lease) = (&settled.held, settled.lease());
     match verdict {
         Verdict::Held { late, cancel } => pool.observers.emit(|| Event::Settled {
             queue: &held.grant.queue,
-            job: &held.leases[*index].job,
-            token: held.leases[*index].token,
-            outcome,
+            job: &lease.job,
+            token: lease.token,
+            outcome: &settled.outcome,
             late,
             cancel,
         }),
-        Verdict::Fenced => lost::fenced(pool, held, *index, Verb::Settle),
+        Verdict::Fenced => lost::fenced(pool, held, settled.index, Verb::Settle),
     }
 }
 
@@ -327,7 +313,7 @@ pub(crate) struct Times {
 /// A slot is done with a lease.
 pub(crate) fn hand_in(
     pool: &Pool,
-    held: &Arc<HeldGrant>,
+    held: Arc<HeldGrant>,
     index: usize,
     ended: HandlerEnd,
     times: Times,
@@ -375,12 +361,12 @@ pub(crate) fn hand_in(
         Decision::Settle(outcome) => outcome,
         Decision::LetLapse => {
             lease.let_lapse();
-            return pool.end(held, index);
+            return pool.end(&held, index);
         }
-        Decision::Nothing => return pool.end(held, index),
+        Decision::Nothing => return pool.end(&held, index),
     };
     let lease = EndedLease {
-        held: Arc::clone(held),
+        held,
         index,
         outcome,
     };

@@ -73,7 +73,7 @@ async fn work(pool: &Pool, first: BufferedLease, counts: &mut SlotCounts) {
                     running,
                 } = handler;
                 let ended = attend(pool, &held, index, running, pool.clock.instant(started)).await;
-                turn.now = end(pool, &held, index, ended, started, counts);
+                turn.now = end(pool, held, index, ended, started, counts);
             }
         }
     }
@@ -137,7 +137,7 @@ fn go_on<'a>(
             continue;
         };
         match begun {
-            Ok(ended) => turn.now = end(pool, &held, index, ended, turn.now, counts),
+            Ok(ended) => turn.now = end(pool, held, index, ended, turn.now, counts),
             Err(running) => {
                 return Pause::Waits(StartedHandler {
                     held,
@@ -174,13 +174,14 @@ fn begin<'a>(
         } else {
             HandlerEnd::Dropped
         };
-        settler::hand_in(pool, held, index, ended, Times::default());
+        settler::hand_in(pool, Arc::clone(held), index, ended, Times::default());
         return None;
     }
     let Some(kind) = lease.kind().map(|kind| &pool.kinds[kind]) else {
         let (queue, job) = (&held.grant.queue, &*lease.job);
         pool.observers.emit(|| Event::UnknownKind { queue, job });
-        settler::hand_in(pool, held, index, HandlerEnd::UnknownKind, Times::default());
+        let ended = HandlerEnd::UnknownKind;
+        settler::hand_in(pool, Arc::clone(held), index, ended, Times::default());
         return None;
     };
     held.start(index, now);
@@ -233,7 +234,7 @@ fn poll_first<'a>(
 /// A handler has ended. Tells when.
 fn end(
     pool: &Pool,
-    held: &Arc<HeldGrant>,
+    held: Arc<HeldGrant>,
     index: usize,
     how: HandlerEnd,
     started: u64,
@@ -245,8 +246,8 @@ fn end(
         waited: Some(waited),
         ran: Duration::from_nanos(ended - started),
     };
-    settler::hand_in(pool, held, index, how, times);
     counts.add(&pool.counts, held.queue, times.ran);
+    settler::hand_in(pool, held, index, how, times);
     ended
 }
 

@@ -1,4 +1,7 @@
 //! settle: end held leases; refuse every other receipt.
+//!
+//! A settled grant is two deletes before the commit (`grant.rs`); a half-settled one is compacted,
+//! so that one slow job does not pin a megabyte.
 
 use std::collections::BTreeMap;
 

@@ -52,6 +52,8 @@ pub const TERM_MIN: Duration = Duration::from_millis(10);
 pub const DURATION_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// How long a session lives without a call.
 pub const SESSION_IDLE: Duration = Duration::from_secs(600);
+/// Tokens listed in one audit record.
+pub(crate) const AUDIT_TOKENS: usize = 100;
 /// Rows in one page of an inspection.
 pub const PAGE_ROWS: usize = 1_000;
 

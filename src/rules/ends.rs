@@ -236,13 +236,11 @@ pub fn settle(job: &JobRecord, settling: &Settling<'_>) -> End {
             } else {
                 again(DISBELIEVED_DELAY, relaxed, now)
             };
-            let ahead = Issuer::BELIEF;
-            failed(
-                end,
-                format!(
-                    "broken fence: its mark {mark} is more than {ahead:?} ahead of the store's clock"
-                ),
-            )
+            let reason = format!(
+                "broken fence: its mark {mark} is more than {:?} ahead of the store's clock",
+                Issuer::BELIEF
+            );
+            failed(end, reason)
         }
         Outcome::Surrender { .. } if cancel => cancelled(),
         Outcome::Surrender { delay, .. } if delay.is_zero() => {

@@ -10,7 +10,8 @@ use crate::token::FencingToken;
 /// step as the grant.
 ///
 /// A counter forgets what it gave when its store is rolled back, and re-arms the zombie. This
-/// follows the clock, so that an issuer that lost its memory starts above everything it gave before.
+/// follows the clock, so that an issuer that lost its memory starts above everything it gave
+/// before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Issuer {
     /// The last token given.
@@ -47,8 +48,8 @@ impl Issuer {
         FencingToken::new(base)
     }
 
-    /// Raises the floor above a mark that a fence has already accepted. False if the mark is too far
-    /// ahead to be believed.
+    /// Raises the floor above a mark that a fence has already accepted. False if the mark is too
+    /// far ahead to be believed.
     pub fn raise(&mut self, mark: FencingToken, now: Timestamp) -> bool {
         if mark.get() > now.after(Self::BELIEF).as_micros() {
             return false;

@@ -16,11 +16,11 @@
 //! | [`issue`] | which token the next lease gets |
 //! | [`order`] | which job is claimed next, how jobs are cut into grants, when a grant is over |
 //!
-//! The memory and SQLite stores call these functions, and PostgreSQL for most of its calls. Redis and
-//! PostgreSQL also repeat some of them in Lua and PL/pgSQL: their numbers are compared with
+//! The memory and SQLite stores call these functions, and PostgreSQL for most of its calls. Redis
+//! and PostgreSQL also repeat some of them in Lua and PL/pgSQL: their numbers are compared with
 //! [`constants`], and what they make of each end of a lease with a table that these functions fill,
-//! so that a disagreement is a failed test. A store of your own can call them too. Where a store puts
-//! the job is its own affair.
+//! so that a disagreement is a failed test. A store of your own can call them too. Where a store
+//! puts the job is its own affair.
 
 pub mod ends;
 pub mod issue;
@@ -90,8 +90,8 @@ pub const TRANSITIONS: &[(Option<JobState>, Transition, Option<JobState>)] = &[
     (Some(Cancelled), Transition::Prune, None),
 ];
 
-/// The numbers of the rules, under the names by which scripts and statements know them. Times are in
-/// microseconds.
+/// The numbers of the rules, under the names by which scripts and statements know them. Times are
+/// in microseconds.
 pub fn constants() -> [(&'static str, u64); 10] {
     [
         ("LEAD", issue::Issuer::LEAD),

@@ -1,8 +1,8 @@
 //! What the rules say, as tables: inputs and outcomes in plain data.
 //!
 //! A store that repeats a rule in a language of its own is tested with these: a test plays each row
-//! through the store's verbs, and compares what it sees with what the row says. The rows are made by
-//! the functions of this folder, so that there is nothing to keep up to date.
+//! through the store's verbs, and compares what it sees with what the row says. The rows are made
+//! by the functions of this folder, so that there is nothing to keep up to date.
 
 use std::sync::Arc;
 use std::time::Duration;

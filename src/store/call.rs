@@ -16,7 +16,8 @@ use crate::rules::ends::{End, LeaseFacts};
 
 pub use crate::rules::ends::Outcome;
 
-/// A session: the name under which one process repeats its calls. Opened by the store, never reused.
+/// A session: the name under which one process repeats its calls. Opened by the store, never
+/// reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SessionId(Uuid);
@@ -60,7 +61,8 @@ pub use crate::limits::SESSION_IDLE;
 pub struct EnqueueRequest {
     /// The name of this call.
     pub request: RequestId,
-    /// The jobs, with ids made by the client. Shared with whoever may have to repeat the call.
+    /// The jobs, with ids made by the client. Shared with the caller, who may have to repeat the
+    /// call.
     pub jobs: Arc<Vec<(JobId, NewJob)>>,
 }
 
@@ -128,8 +130,9 @@ pub struct ClaimRequest {
     pub max: usize,
     /// Whether one of them may be a suspect. A process says so only while it holds none.
     pub admit_suspect: bool,
-    /// Settlements that ride along, under their own request id and on their own lane, so that they can be
-    /// repeated alone. They are applied first, and stand even if the claim is refused.
+    /// Settlements that travel with the claim, under their own request id and on their own lane, so
+    /// that they can be repeated alone. They are applied first, and stand even if the claim is
+    /// refused.
     pub settle: Option<SettleRequest>,
 }
 
@@ -185,7 +188,7 @@ pub struct Claimed {
     pub next_due: Option<Duration>,
     /// When the next live lease of the visited queues expires unless it is renewed.
     pub next_deadline: Option<Duration>,
-    /// The verdicts of the settlements that rode along.
+    /// The verdicts of the settlements that travelled with the claim.
     pub settled: Vec<Verdict>,
 }
 

@@ -96,7 +96,7 @@ pub trait Store: Send + Sync + 'static {
         Namespace::default()
     }
 
-    /// The store's own type, for calls that ride in the caller's transaction. None, the default, for
+    /// The store's own type, for calls inside the caller's transaction. None, the default, for
     /// stores that offer none, and for wrappers that would be passed by.
     fn native(&self) -> Option<&dyn Any> {
         None
@@ -141,7 +141,7 @@ pub trait Store: Send + Sync + 'static {
     /// overdue, with the time *originally* granted.
     ///
     /// # Errors
-    /// `TokensAhead` if no token fits: certain, and transient. Settlements that ride along stand
+    /// `TokensAhead` if no token fits: certain, and transient. Settlements that travel along stand
     /// whatever becomes of the claim; repeat them alone. Others: unknown.
     async fn claim(&self, request: ClaimRequest) -> Result<Claimed>;
 
@@ -217,8 +217,8 @@ pub trait Store: Send + Sync + 'static {
     /// Any; the caller should fall back to sleeping.
     async fn wait(&self, queues: &[QueueName], suspects: bool, limit: Duration) -> Result<()>;
 
-    /// Deletes settled jobs past their retention, and returns how many. Unique keys past their window
-    /// go too, in steps of at most as many: no step is longer for what there is to delete.
+    /// Deletes settled jobs past their retention, and returns how many. Unique keys past their
+    /// window go too, in steps of at most as many: no step is longer for what there is to delete.
     ///
     /// # Errors
     /// Unknown.

@@ -1,8 +1,8 @@
 //! What the rules say, played through the stores: every row of [`leasehold::rules::vectors`].
 //!
-//! Memory and SQLite call the rules; Redis and PostgreSQL repeat some of them in Lua and PL/pgSQL. A
-//! row tells how a lease ends and what must become of its job; the player brings a store there by its
-//! public verbs, on a clock that is moved by hand, and looks.
+//! Memory and SQLite call the rules; Redis and PostgreSQL repeat some of them in Lua and PL/pgSQL.
+//! A row tells how a lease ends and what must become of its job; the player brings a store there by
+//! its public verbs, on a clock that is moved by hand, and looks.
 
 #[cfg(unix)]
 use leasehold_support as support;
@@ -50,8 +50,8 @@ fn the_tables_are_plain_data_with_every_end_in_them() {
     assert!(rows[1][0]["claims"][0]["first"].is_u64());
 }
 
-/// A number that a script or a statement gives a name of ours must be ours, and where `PostgreSQL`'s
-/// functions have large numbers without a name, they must be ours too.
+/// A number that a script or a statement gives a name of ours must be ours, and where
+/// `PostgreSQL`'s functions have large numbers without a name, they must be ours too.
 #[test]
 fn scripts_and_statements_have_the_numbers_of_the_rules() {
     let constants = rules::constants();

@@ -9,11 +9,9 @@ use crate::clock::Timestamp;
 use crate::inspect::AuditView;
 use crate::job::{JobId, JobState, QueueName};
 use crate::lease::FencingToken;
+use crate::limits::AUDIT_TOKENS;
 use crate::rules::ends::{self, Next};
 use crate::store::{ControlCommand, ControlRequest, Controlled, LeaseSelect, Select};
-
-/// Tokens listed in one audit record.
-const AUDIT_TOKENS: usize = 100;
 
 impl State {
     pub(super) fn control(&mut self, request: &ControlRequest, now: Timestamp) -> Controlled {

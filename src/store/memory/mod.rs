@@ -1,8 +1,9 @@
 //! The reference model: plain code, no durability, any clock.
 //!
-//! What the other stores do with statements, this one does with maps under one lock. When two stores
-//! disagree, read this one first. Each verb is a file; `place.rs` is where jobs are between verbs.
-//! Holders die with the store, so its tokens need no limit on how far they run ahead of the clock.
+//! What the other stores do with statements, this one does with maps under one lock. When two
+//! stores disagree, read this one first. Each verb is a file; `place.rs` is where jobs are between
+//! verbs. Holders die with the store, so its tokens need no limit on how far they run ahead of the
+//! clock.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;

@@ -1,4 +1,5 @@
-//! Where jobs are between verbs: ready in a tier, parked behind their key, scheduled, leased, settled.
+//! Where jobs are between verbs: ready in a tier, parked behind their key, scheduled, leased,
+//! settled.
 //!
 //! A job is kept once, by its id. Everything else holds ids in the order of the contract.
 

@@ -10,12 +10,10 @@ use crate::clock::Timestamp;
 use crate::error::Verb;
 use crate::job::{JobId, JobState, QueueName};
 use crate::lease::FencingToken;
+use crate::limits::AUDIT_TOKENS;
 use crate::rules::ends::{self, Next};
 use crate::store::sql::view::state_code;
 use crate::store::{ControlCommand, ControlRequest, Controlled, LeaseSelect, Select};
-
-/// Tokens listed in one audit record.
-const AUDIT_TOKENS: usize = 100;
 
 /// A selected job; of a leased one it is known where.
 type Selected = (JobId, Option<Place>);

@@ -53,8 +53,9 @@ pub(crate) fn read_claim(first: &[u8]) -> Read<FirstClaim> {
     Ok((grants, expired))
 }
 
-/// Up to this many answers are remembered in full. Of a larger call only the duplicates are: the ids
-/// of the new jobs are in the repeated request, which is the same, and need not be stored twice.
+/// Up to this many answers are remembered in full. Of a larger call only the duplicates are: the
+/// ids of the new jobs are in the repeated request, which is the same, and need not be stored
+/// twice.
 const IN_FULL: usize = 64;
 
 pub(crate) fn written_enqueue(answers: &[Enqueued]) -> Vec<u8> {

@@ -1,4 +1,6 @@
 //! claim: expire what is overdue, promote what is due, grant.
+//!
+//! One range is read, one range deleted and one grant written, however many jobs there are.
 
 use std::sync::Arc;
 
@@ -47,8 +49,8 @@ impl Tx<'_> {
         Ok(claimed)
     }
 
-    /// Settlements that travel with a claim come first, as the call of their own that they are. They
-    /// stand whatever becomes of the claim.
+    /// Settlements that travel with a claim come first, as the call of their own that they are.
+    /// They stand whatever becomes of the claim.
     fn settle_first(&mut self, request: &ClaimRequest, now: Timestamp) -> Done<Vec<Verdict>> {
         let Some(settle) = &request.settle else {
             return Ok(Vec::new());
@@ -199,7 +201,8 @@ impl Tx<'_> {
         let mut from = first_position(at.id, 0);
         let mut records = Vec::new();
         let mut offsets = Vec::new();
-        // A page offsets early where suspects must be passed over: then the next tier starts a new one.
+        // A page offsets early where suspects must be passed over: then the next tier starts a new
+        // one.
         while offsets.len() < max && *bytes < limits::CALL_BYTES && from < end {
             let mut taken = None;
             let mut passed = None;

@@ -1,4 +1,7 @@
 //! control: what operators do, each time on record.
+//!
+//! Jobs that wait are found by id through an index; leased ones through the id bounds of the live
+//! grants, so that claims need no index entry for each lease.
 
 use rusqlite::params;
 
@@ -9,6 +12,7 @@ use crate::clock::Timestamp;
 use crate::error::Verb;
 use crate::job::{JobId, JobState, QueueName};
 use crate::lease::FencingToken;
+use crate::limits::AUDIT_TOKENS;
 use crate::rules::ends::{self, Next};
 use crate::store::sql::grant::{Note, offset};
 use crate::store::sql::view::state_code;
@@ -22,7 +26,8 @@ statements! {
         SELECT g.id FROM leasehold_grants g JOIN leasehold_queues q ON q.id = g.queue
         WHERE q.namespace = ?1 AND g.task = ?2 ORDER BY g.id";
     READY_IDS = "
-        SELECT id FROM leasehold_ready WHERE position >= ?1 AND position < ?2 ORDER BY position LIMIT ?3";
+        SELECT id FROM leasehold_ready WHERE position >= ?1 AND position < ?2
+        ORDER BY position LIMIT ?3";
     PARKED_IDS = "
         SELECT id FROM leasehold_aside WHERE queue = ?1 AND state = 1
         ORDER BY key, seq LIMIT ?2";
@@ -34,9 +39,6 @@ statements! {
         INSERT INTO leasehold_audit (namespace, at, actor, reason, command, done, tokens)
         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
 }
-
-/// Tokens listed in one audit record.
-const AUDIT_TOKENS: usize = 100;
 
 /// A selected job; of a leased one it is known where.
 type Selected = (JobId, Option<Location>);

@@ -1,4 +1,4 @@
-//! enqueue: store jobs, all of a call together.
+//! enqueue: store jobs, all of a call together. Where a job goes is in `place.rs`.
 
 use rusqlite::{OptionalExtension, params};
 

@@ -1,5 +1,5 @@
-//! Grants of a transaction: read when first asked for, written once before the commit. Their form is
-//! that of [`StoredGrant`].
+//! Grants of a transaction: read when first asked for, written once before the commit. Their form
+//! is that of [`StoredGrant`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;

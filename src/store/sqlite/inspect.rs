@@ -1,6 +1,7 @@
 //! inspect: look, and change nothing.
 //!
-//! A page's cursor is the key of its last row.
+//! A page's cursor is the key of its last row, never a number of rows to skip; counts are kept, not
+//! counted. Leases are found among the live grants, which are few: one row for each claim.
 
 use rusqlite::{OptionalExtension, params};
 
@@ -417,7 +418,8 @@ impl Tx<'_> {
         Ok(paged(views, rows))
     }
 
-    /// Whether one of the queues has a job in tier, and when the first of their scheduled jobs is due.
+    /// Whether one of the queues has a job in tier, and when the first of their scheduled jobs is
+    /// due.
     pub(super) fn look(
         &mut self,
         queues: &[QueueName],

@@ -1,8 +1,10 @@
 //! Opening a file: settings, and the tables at the version that this crate knows.
 //!
-//! The version is kept in our own row (`leasehold_meta.version`), because the file may be the user's:
-//! `PRAGMA user_version` then counts *his* migrations. In a file that was empty when we came, we are
-//! at home: there `user_version` and `application_id` are set as well, so that tools recognise it.
+//! The version is kept in our own row (`leasehold_meta.version`), because the file may be the
+//! user's:
+//! `PRAGMA user_version` then counts *his* migrations. In a file that was empty when we came, we
+//! are at home: there `user_version` and `application_id` are set as well, so that tools recognise
+//! it.
 
 use std::path::Path;
 use std::time::Duration;

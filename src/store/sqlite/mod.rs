@@ -1,8 +1,8 @@
 //! The embedded store: one file, several processes of one machine.
 //!
 //! Every call is a message to the one [writer](writer) of the handle, which merges what waits into
-//! one transaction ([`tx`]) and answers after the commit. Each verb is a file, with its statements at
-//! the top. Reads have connections of their own and never wait for it.
+//! one transaction ([`tx`]) and answers after the commit. Each verb is a file, with its statements
+//! at the top. Reads have connections of their own and never wait for it.
 //!
 //! **Durability.** With `synchronous = FULL`, the default, an answered call survives the loss of
 //! power. With [`SqliteOptions::synchronous_normal`] it survives the death of the process; the loss
@@ -60,6 +60,7 @@ pub(crate) mod doctor;
 mod enqueue;
 pub(crate) mod fault;
 mod grant;
+mod in_tx;
 mod inspect;
 mod migrate;
 mod place;
@@ -72,7 +73,6 @@ mod settle;
 mod tests;
 mod turn;
 mod tx;
-mod within;
 mod writer;
 
 /// Idle connections for reading that are kept open.
@@ -157,7 +157,7 @@ struct Shared {
     wakers: Arc<Wakers>,
     poll: Arc<Poll>,
     readers: Mutex<Vec<Connection>>,
-    /// Held for reading by every read, and so by whoever closes when none is left.
+    /// Read-locked by every read; closing takes the write lock, and so waits for them.
     reading: RwLock<()>,
     commits: Arc<AtomicU64>,
 }
@@ -357,7 +357,8 @@ impl Shared {
             Engine::Inline(writer) => drop(lock(writer).take()),
         }
         self.poll.stop();
-        // A connection that is closed last takes the log with it, whoever's log it is by then.
+        // A connection that is closed last takes the log with it, even the log of a file that has
+        // replaced ours.
         let _no_read = self.reading.write().unwrap_or_else(PoisonError::into_inner);
         lock(&self.readers).clear();
         self.wakers.wake_all();
@@ -504,8 +505,8 @@ impl Store for SqliteStore {
         let Reply::Pruned(pruned, mut more) = self.call(Work::Prune(request)).await? else {
             return Err(strange());
         };
-        // In transactions of their own, so that others have their turn between. What one of them leaves
-        // behind, the next prune finds.
+        // In transactions of their own, so that others have their turn between. What one of them
+        // leaves behind, the next prune finds.
         while more && let Ok(Reply::Pruned(_, left)) = self.call(Work::PruneKeys(keys)).await {
             more = left;
         }

@@ -1,7 +1,8 @@
 //! Where a job that is not leased goes, and how it is found again.
 //!
 //! A ready job's *position* is one number: queue, tier, index. A tier's indices start in the middle
-//! of their range and grow both ways, so that a job can be put ahead of all others.
+//! of their range and grow both ways, so that a job can be put ahead of all others. The ends of a
+//! tier are found by two seeks; every insert is then an append.
 
 use rusqlite::{OptionalExtension, params};
 

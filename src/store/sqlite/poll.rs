@@ -51,7 +51,8 @@ impl Poll {
         self.changed.subscribe()
     }
 
-    /// Watches the file for as long as anybody sleeps. To be called once the sleeper is on the list.
+    /// Watches the file for as long as anybody sleeps. To be called once the sleeper is on the
+    /// list.
     pub(super) fn start(self: &Arc<Self>, path: &Path, wakers: &Arc<Wakers>) {
         let mut state = self.lock();
         if state.running || state.stopped {

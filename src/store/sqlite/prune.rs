@@ -1,4 +1,6 @@
 //! prune: delete settled jobs past their retention, and unique keys past their window.
+//!
+//! An index on the end of the retention finds the jobs in that order; dead ones are not in it.
 
 use rusqlite::params;
 
@@ -49,8 +51,8 @@ impl Tx<'_> {
         Ok((pruned, self.prune_keys(&request.keys(), now)?))
     }
 
-    /// Up to `max` keys. Tells whether there may be more. It needs no request id: a key whose window
-    /// is over is nobody's.
+    /// Up to `max` keys. Tells whether there may be more. It needs no request id: a key whose
+    /// window is over is nobody's.
     pub(super) fn prune_keys(&mut self, keys: &PruneKeys, now: Timestamp) -> Done<bool> {
         let before = time(now.before(keys.overdue));
         let mut left = keys.max;

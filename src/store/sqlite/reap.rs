@@ -1,4 +1,6 @@
 //! reap: expire overdue leases, the oldest first.
+//!
+//! Two reapers are two transactions, so no expiry is counted twice.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,7 @@
 //! renew: extend a grant, let single leases of it lapse.
+//!
+//! The grant is read and written in one immediate transaction (`grant.rs`): nothing comes between
+//! test and effect.
 
 use super::fault::Done;
 use super::tx::Tx;

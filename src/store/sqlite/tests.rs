@@ -431,7 +431,7 @@ fn every_statement_prepares_and_none_scans_a_table_of_jobs() {
         super::reap::STATEMENTS,
         super::settle::STATEMENTS,
         super::tx::STATEMENTS,
-        super::within::STATEMENTS,
+        super::in_tx::STATEMENTS,
     ]
     .concat();
     assert!(statements.len() < super::migrate::CACHED);

@@ -1,9 +1,9 @@
 //! Taking turns: several processes write to one file, and none starves.
 //!
 //! The engine lets whoever asks first after a commit have the write lock, and that is the process
-//! that just had it. So a process that waits holds a *shared* lock on a side file (`<db>-turn`), and
-//! one that has just committed looks whether anybody does: if so it steps aside until somebody else
-//! has committed, or a few milliseconds have passed.
+//! that just had it. So a process that waits holds a *shared* lock on a side file (`<db>-turn`),
+//! and one that has just committed looks whether anybody does: if so it steps aside until somebody
+//! else has committed, or a few milliseconds have passed.
 //!
 //! Nobody ever waits for the side file, and locks die with their process. A waiter that is frozen
 //! looks like one that waits; stepping aside for it brings nothing, and is then tried more and more
@@ -66,7 +66,8 @@ impl Turn {
         let signal = signal.filter(|side| side.try_lock_shared().is_ok());
         let began = poll(db, limit);
         if let Some(side) = signal {
-            // If this failed, the lock would go with the process; meanwhile others are polite to us.
+            // If this failed, the lock would go with the process; meanwhile others are polite to
+            // us.
             let _ = side.unlock();
         }
         began

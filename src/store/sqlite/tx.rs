@@ -1,8 +1,9 @@
 //! One transaction: what it has read so far, and what it will write when it ends.
 //!
 //! Queue rows, grants, sessions and the issuer are read once, changed here, and written once before
-//! the commit: a thousand settlements of a grant cost one write of its row. Whether a call is a
-//! repeat is found out here too.
+//! the commit: a thousand settlements of a grant cost one write of its row. Here is also
+//! what answers a repeat: an error from a write means *unknown*, so callers repeat, and a call must
+//! count once.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -2,9 +2,9 @@
 //!
 //! Calls that wait together share a commit, and so one `fsync`. Renewals go first, so that no lease
 //! is lost behind a large enqueue; claims go last, so that they see what the others made ready. Who
-//! sleeps for want of work is woken before it is stored, so that its claim shares the commit. A call
-//! that is refused leaves its neighbours alone. If a call breaks the transaction, it is rolled back
-//! and each call runs again in one of its own: only the broken one gets the error.
+//! sleeps for want of work is woken before it is stored, so that its claim shares the commit. A
+//! call that is refused leaves its neighbours alone. If a call breaks the transaction, it is rolled
+//! back and each call runs again in one of its own: only the broken one gets the error.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,7 +34,8 @@ use crate::store::{
 const BATCH_CALLS: usize = 1_024;
 /// Work in one transaction: what is over waits for the next, and other processes have their turn.
 const BATCH_TIME: Duration = Duration::from_millis(20);
-/// How long jobs that are about to be stored wait for the claim of a sleeper: far less than a commit.
+/// How long jobs that are about to be stored wait for the claim of a sleeper: far less than a
+/// commit.
 const CALL_IN: Duration = Duration::from_micros(200);
 /// How often the log's size is looked at, in commits, and from which size on it is cut back.
 const LOG_EVERY: u64 = 64;
@@ -294,7 +295,7 @@ fn call_in(
     called
 }
 
-/// Wakes whoever sleeps for what a transaction made ready.
+/// Wakes those who sleep until there is what a transaction made ready.
 pub(super) fn wake_sleepers(wakers: &Wakers, wakeups: Vec<Wakeup>) {
     for (queue, suspect, jobs) in wakeups {
         wakers.wake(&queue, suspect, jobs);

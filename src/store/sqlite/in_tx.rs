@@ -1,7 +1,7 @@
-//! Calls that ride in the caller's own transaction, on the caller's own connection.
+//! Calls inside the caller's own transaction, on the caller's own connection.
 //!
-//! They share the steps of the writer. What they do is undone with the rest if the caller rolls back,
-//! and nobody is woken for it here: whoever waits sees that the file has changed.
+//! They share the steps of the writer. What they do is undone with the rest if the caller rolls
+//! back, and nobody is woken for it here: those who wait see that the file has changed.
 
 use rusqlite::{Connection, Transaction};
 
@@ -20,7 +20,7 @@ statements! {
 }
 
 /// What a step did, and whom to wake once it is committed.
-pub(crate) struct Ridden<T> {
+pub(crate) struct Applied<T> {
     pub(crate) answer: T,
     wakeups: Vec<Wakeup>,
 }
@@ -30,8 +30,8 @@ impl SqliteStore {
         &self,
         tx: &Transaction<'_>,
         settlement: &Settlement,
-    ) -> Result<Ridden<Verdict>> {
-        self.ride(Verb::Settle, tx, |tx, now| {
+    ) -> Result<Applied<Verdict>> {
+        self.apply(Verb::Settle, tx, |tx, now| {
             let verdicts = tx.settle_all(std::slice::from_ref(settlement), now)?;
             Ok(verdicts.first().copied().unwrap_or(Verdict::Fenced))
         })
@@ -42,10 +42,10 @@ impl SqliteStore {
         tx: &Transaction<'_>,
         checkpoint: &Checkpoint,
     ) -> Result<Checkpointed> {
-        let ridden = self.ride(Verb::Checkpoint, tx, |tx, now| {
+        let applied = self.apply(Verb::Checkpoint, tx, |tx, now| {
             tx.checkpoint_one(checkpoint, now)
         });
-        ridden.map(|ridden| ridden.answer)
+        applied.map(|applied| applied.answer)
     }
 
     pub(crate) fn enqueue_in(
@@ -53,45 +53,46 @@ impl SqliteStore {
         tx: &Transaction<'_>,
         jobs: &[(JobId, NewJob)],
     ) -> Result<Vec<Enqueued>> {
-        let ridden = self.ride(Verb::Enqueue, tx, |tx, now| tx.enqueue_all(jobs, now));
-        ridden.map(|ridden| ridden.answer)
+        let applied = self.apply(Verb::Enqueue, tx, |tx, now| tx.enqueue_all(jobs, now));
+        applied.map(|applied| applied.answer)
     }
 
     /// Wakes those whom a committed step concerns.
-    pub(crate) fn wake<T>(&self, ridden: Ridden<T>) {
-        wake_sleepers(&self.shared.wakers, ridden.wakeups);
+    pub(crate) fn wake<T>(&self, applied: Applied<T>) {
+        wake_sleepers(&self.shared.wakers, applied.wakeups);
     }
 
-    fn ride<T>(
+    fn apply<T>(
         &self,
         verb: Verb,
         tx: &Transaction<'_>,
         step: impl FnOnce(&mut Tx<'_>, Timestamp) -> Done<T>,
-    ) -> Result<Ridden<T>> {
+    ) -> Result<Applied<T>> {
         self.is_same_file(tx)
-            .and_then(|()| self.ride_in(tx, step).map_err(Fault::into_error))
+            .and_then(|()| self.apply_in(tx, step).map_err(Fault::into_error))
             .map_err(|error| at(verb, error))
     }
 
-    fn ride_in<T>(
+    fn apply_in<T>(
         &self,
         db: &Connection,
         step: impl FnOnce(&mut Tx<'_>, Timestamp) -> Done<T>,
-    ) -> Done<Ridden<T>> {
+    ) -> Done<Applied<T>> {
         // The first of our statements takes the write lock, or fails if the transaction has read
-        // what has changed since. The time is asked under it, so that its order is that of the steps.
+        // what has changed since. The time is asked under it, so that its order is that of the
+        // steps.
         db.prepare_cached(TAKE_TURN)?.execute([])?;
         // A step that fails half way leaves the caller's transaction as it was.
-        db.execute_batch("SAVEPOINT leasehold_ride")?;
+        db.execute_batch("SAVEPOINT leasehold_call")?;
         let mut kinds = Kinds::default();
         let namespace = self.shared.options.namespace.as_str();
         let mut tx = Tx::new(db, namespace, &mut kinds);
         let done = step(&mut tx, self.shared.options.clock.now())
-            .and_then(|answer| tx.finish().map(|wakeups| Ridden { answer, wakeups }));
+            .and_then(|answer| tx.finish().map(|wakeups| Applied { answer, wakeups }));
         if done.is_err() {
-            db.execute_batch("ROLLBACK TO leasehold_ride")?;
+            db.execute_batch("ROLLBACK TO leasehold_call")?;
         }
-        db.execute_batch("RELEASE leasehold_ride")?;
+        db.execute_batch("RELEASE leasehold_call")?;
         done
     }
 

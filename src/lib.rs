@@ -1,13 +1,13 @@
 //! Background work under leases.
 //!
-//! A worker *claims* jobs for a limited time, *renews* while the handler runs, and *settles* each job
-//! with the receipt of that one claim. If the worker dies, the lease expires in the store, by the
-//! passage of time alone, and somebody else claims the job. Every claim carries a *fencing token*
-//! that only ever grows: a resource that checks it refuses an owner that has been replaced and does
-//! not know it.
+//! A worker *claims* jobs for a limited time, *renews* while the handler runs, and *settles* each
+//! job with the receipt of that one claim. If the worker dies, the lease expires in the store, by
+//! the passage of time alone, and another worker claims the job. Every claim carries a *fencing
+//! token* that only ever grows: a resource that checks it refuses an owner that has been replaced
+//! and does not know it.
 //!
-//! It runs embedded, on one SQLite file with no server, or on Redis or PostgreSQL when one machine is
-//! not enough. Jobs run at least once, not exactly once. It is neither a workflow engine nor a
+//! It runs embedded, on one SQLite file with no server, or on Redis or PostgreSQL when one machine
+//! is not enough. Jobs run at least once, not exactly once. It is neither a workflow engine nor a
 //! publish-subscribe broker.
 //!
 //! ```
@@ -40,9 +40,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Where to go from here: [`Client`] opens a store and enqueues, [`Worker`] runs the jobs, [`Context`]
-//! tells a handler about its lease, and [`Failure`] is how it asks for a retry, a delay or an end. The
-//! [`guide`] explains the rest.
+//! Where to go from here: [`Client`] opens a store and enqueues, [`Worker`] runs the jobs,
+//! [`Context`] tells a handler about its lease, and [`Failure`] is how it asks for a retry, a delay
+//! or an end. The [`guide`] explains the rest.
 //!
 //! # Layout
 //!
@@ -64,8 +64,8 @@
 //! | `hooks/` | hidden seams for the tests and the crates below |
 //! | `guide/` | the guide, whose code is compiled as tests |
 //!
-//! Four crates stand on this one and use its public names: `leasehold-cli` (the `leasehold` command),
-//! `leasehold-web` (the dashboard and `/metrics`), `leasehold-testing` (tests for your handlers) and
+//! Four crates build on this one: `leasehold-cli` (the `leasehold` command), `leasehold-web` (the
+//! dashboard and `/metrics`), `leasehold-testing` (tests for your handlers) and
 //! `leasehold-conformance` (tests for your stores and fences).
 //!
 //! # Features

@@ -1,14 +1,14 @@
 //! Background work under leases.
 //!
-//! A worker *claims* jobs for a limited time, *renews* while the handler runs, and *settles* each job
-//! with the receipt of that one claim. If the worker dies, the lease expires in the store, by the
-//! passage of time alone, and somebody else claims the job. Every claim carries a *fencing token*
-//! that only ever grows: a resource that checks it refuses an owner that has been replaced and does
-//! not know it.
+//! A worker *claims* jobs for a limited time, *renews* while the handler runs, and *settles* each
+//! job with the receipt of that one claim. If the worker dies, the lease expires in the store, by
+//! the passage of time alone, and another worker claims the job. Every claim carries a *fencing
+//! token* that only ever grows: a resource that checks it refuses an owner that has been replaced
+//! and does not know it.
 //!
-//! It runs embedded, on one SQLite file with no server, and on Redis or PostgreSQL when one machine is
-//! not enough. It is not exactly-once: a job runs at least once. It is not a workflow engine, and no
-//! broker for many readers.
+//! It runs embedded, on one SQLite file with no server, or on Redis or PostgreSQL when one machine
+//! is not enough. Jobs run at least once, not exactly once. It is neither a workflow engine nor a
+//! publish-subscribe broker.
 //!
 //! ```
 //! use leasehold::{Client, Context, Job};
@@ -40,49 +40,45 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Where to go from here: [`Client`] opens a store and enqueues, [`Worker`] works what is enqueued,
-//! [`Context`] is what a handler knows of its lease, [`Failure`] what it can wish for. The [`guide`]
-//! explains the rest.
+//! Where to go from here: [`Client`] opens a store and enqueues, [`Worker`] runs the jobs,
+//! [`Context`] tells a handler about its lease, and [`Failure`] is how it asks for a retry, a delay
+//! or an end. The [`guide`] explains the rest.
 //!
 //! # Layout
 //!
-//! A job's life is a row of verbs, and each verb is a file. Put yourself in as a job: you are
-//! enqueued in `lifecycle/enqueue.rs`, cross the [`Store`] trait, and meet one file of the same name.
+//! Imports go down this table only. [`guide::architecture`] follows one job through the files.
 //!
 //! | place | what is there |
 //! |---|---|
-//! | `client.rs` | the door: open, enqueue, start workers, look, intervene |
-//! | `job.rs`, `names.rs`, `lease.rs`, `retry.rs` | data and pure rules: jobs, their names and limits, tokens, receipts and terms, waits |
-//! | `handler.rs`, `context.rs` | what the user writes, and what it is given |
-//! | `transaction/` | effect, checkpoint and settlement in the handler's own transaction |
-//! | `one_step.rs` | effect and settlement in one script of a Redis server |
-//! | `worker.rs` | the one place that wires the parts of a pool together |
-//! | `lifecycle/` | one file per verb: `enqueue`, `claim`, `run`, `renew`, `fence`, `settle`, `expire`, `prune`; `mod.rs` has the transition table |
-//! | `store/` | the [`Store`] trait, and a folder per store with the same verb-named files |
-//! | `store/conformance/` | the contract as test cases, for any store |
-//! | `fence/` | refusing the old owner where the effect happens: one file per kind of resource |
-//! | `testing/` | for users' own tests: freezing a handler where it can stand still |
-//! | `observe/` | events, and what is made of them: metrics, `tracing` records |
-//! | `dashboard/` | the web page: one file per screen, made from `inspect` and `control` alone |
-//! | `inspect.rs` | looking without touching: counts, ledger, live leases, jobs, audit |
-//! | `clock.rs` | the only file that asks the time |
-//! | `error.rs` | trouble below the answer |
-//! | `guide/` | this documentation's prose, compiled as tests |
-//! | `cli/`, `bin/leasehold.rs` | the command: one file per noun |
+//! | `client.rs`, `operator.rs`, `inspect.rs` | opening a store, enqueuing, starting workers; intervening; looking |
+//! | `handler.rs`, `context.rs`, `retry.rs`, `layer/` | what a handler is, is given and can return, and what can be put around it |
+//! | `transaction/`, `atomic_redis.rs`, `ending.rs` | effect, checkpoint and settlement in one transaction, or in one Redis script |
+//! | `worker/` | the runtime: `claimer`, `slots`, `renewer`, `settler`, `reaper`, `pruner`; `outcome.rs` decides, `lost.rs` says what a lost lease means, `mod.rs` wires the parts |
+//! | `calls/` | calling a store so that repeats are safe: session, lane, merge |
+//! | `store/` | the [`Store`] trait, and a folder per engine with a file per verb: `memory`, `sqlite`, `postgres`, `redis`; what the SQL stores share is in `sql` |
+//! | `rules/` | pure functions: what may happen to a job, what each end of a lease means, which token is next |
+//! | `job.rs`, `lease.rs`, `token.rs`, `receipt.rs`, `terms.rs`, `history.rs`, `names.rs`, `limits.rs`, `error.rs` | values |
+//! | `clock.rs` | the only file that reads a clock |
+//! | `fence/` | refusing a replaced owner where the effect happens: a file per kind of resource |
+//! | `observe/` | events, and what is made of them: metrics, `tracing` records, trace context |
+//! | `hooks/` | hidden seams for the tests and the crates below |
+//! | `guide/` | the guide, whose code is compiled as tests |
+//!
+//! Four crates build on this one: `leasehold-cli` (the `leasehold` command), `leasehold-web` (the
+//! dashboard and `/metrics`), `leasehold-testing` (tests for your handlers) and
+//! `leasehold-conformance` (tests for your stores and fences).
 //!
 //! # Features
 //!
-//! - `sqlite` (default): the store in one SQLite file, for several processes of one machine. The
-//!   memory store is always there.
+//! - `sqlite` (default): the store and the fence in one SQLite file, for several processes of one
+//!   machine. The memory store is always there.
 //! - `redis`: the store and the fence in Redis or Valkey, for many machines.
 //! - `postgres`: the store and the fence in PostgreSQL, for many machines.
 //! - `http`: the fence between HTTP clients and servers.
-//! - `conformance`: the test cases that every store must pass.
-//! - `prometheus`: metrics as text, served by the dashboard or beside a worker.
-//! - `dashboard`: the web dashboard, as a router for any axum application or a server of its own.
-//! - `testing`: for your own tests: a handler frozen at each of its await points, or run by hand.
 //! - `otel`: W3C trace context in job headers, from and to the spans of OpenTelemetry.
-//! - `cli`: the `leasehold` command.
+//! - `tower`: layers of `tower` around the runs of a worker.
+//!
+//! `testing` and `doctor` are for `leasehold-testing` and `leasehold-cli`, which turn them on.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -1,4 +1,4 @@
-//! What must hold for any bytes. The fuzz targets call these, and so does `tests/property.rs` with
+//! What must hold for any bytes. The fuzz targets call these, and so does `tests/stores/property.rs` with
 //! bytes of its own, where no fuzzer is at hand.
 
 pub mod http;

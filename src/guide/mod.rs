@@ -10,8 +10,8 @@
 //! | [`stores`] | what each store guarantees, and how to write another |
 //! | [`redis`] | what Redis can lose with which settings, what to allow its user, how to size it |
 //! | [`postgres`] | how to keep the queue beside the data, in one transaction |
-//! | [`guarantees`] | what is promised, on what it rests, and which test holds it |
-//! | [`security`] | what an attacker meets |
+//! | [`guarantees`] | what is promised, and on what it rests |
+//! | [`security`] | which attacks are considered, and what happens to them |
 //! | [`errors`] | answers, trouble and wishes: three kinds of "no" |
 //! | [`operations`] | what to watch, how to choose terms, how to deploy |
 //! | [`glossary`] | what each word means |

@@ -1,11 +1,12 @@
-//! What the pages name as holding a promise is there: each test, and each case of the fault campaign.
+//! The pages name nothing that does not exist: each test, each case of the fault campaign, and each
+//! source file of the internals page.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 const GUARANTEES: &str = include_str!("../../src/guide/guarantees.md");
-const SECURITY: &str = include_str!("../../src/guide/security.md");
-const CHANGELOG: &str = include_str!("../../CHANGELOG.md");
+const EVIDENCE: &str = include_str!("../../docs/evidence.md");
+const INTERNALS: &str = include_str!("../../docs/internals.md");
 
 /// What a page calls a test.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -41,22 +42,38 @@ impl Name {
         })
     }
 
-    /// Where its source is. None: it is not the name of a test.
-    fn sources(&self, root: &Path) -> Option<Vec<PathBuf>> {
-        let (folder, file) = match self.place.as_str() {
-            "conformance" => (root.join("src/store/conformance"), None),
-            "store" => (root.join("src/store"), None),
-            place => {
-                let file = root.join(format!("tests/{place}.rs"));
-                (root.join("tests").join(place), Some(file))
-            }
+    /// The files in which it can be, relative to the folder of its place: all of that folder, or
+    /// those of the modules it names. None: there is no such place.
+    fn sources(&self, root: &Path) -> Option<Vec<(PathBuf, String)>> {
+        let folder = match self.place.as_str() {
+            "conformance" => root.join("crates/leasehold-conformance/src"),
+            "command" => root.join("crates/leasehold-cli/tests/command"),
+            "page" => root.join("crates/leasehold-web/tests/page"),
+            "store" => root.join("src/store"),
+            place => root.join("tests").join(place),
         };
         let mut all = Vec::new();
         if folder.is_dir() {
             walk(&folder, &mut all);
         }
-        all.extend(file.filter(|file| file.is_file()));
-        (!all.is_empty()).then_some(all)
+        let read = |path: PathBuf| {
+            let text = fs::read_to_string(&path).unwrap();
+            (path.strip_prefix(&folder).unwrap().to_owned(), text)
+        };
+        let mut all: Vec<_> = all.into_iter().map(read).collect();
+        if all.is_empty() {
+            return None;
+        }
+        let modules = self
+            .path
+            .split_last()
+            .map_or(&[][..], |(_, modules)| modules);
+        for module in modules {
+            all.retain(|(path, text)| {
+                is_below(path, module) || text.contains(&format!("mod {module} {{"))
+            });
+        }
+        Some(all)
     }
 
     fn exists(&self, root: &Path) -> bool {
@@ -66,12 +83,10 @@ impl Name {
         let Some(last) = self.path.last() else {
             return true;
         };
-        let is_module = |source: &PathBuf| source.file_stem().is_some_and(|stem| stem == &**last);
-        if self.open == (false, false) && sources.iter().any(is_module) {
+        if self.open == (false, false) && sources.iter().any(|(path, _)| is_below(path, last)) {
             return true;
         }
-        sources.iter().any(|source| {
-            let text = fs::read_to_string(source).unwrap();
+        sources.iter().any(|(_, text)| {
             let named = text.split("fn ").skip(1).filter_map(|rest| {
                 let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))?;
                 Some(&rest[..end])
@@ -90,12 +105,23 @@ impl Name {
     }
 }
 
+/// Whether a file is that of a module, or in its folder.
+fn is_below(path: &Path, module: &str) -> bool {
+    path.file_stem().is_some_and(|stem| stem == module)
+        || path.components().any(|part| part.as_os_str() == module)
+}
+
 fn walk(folder: &Path, all: &mut Vec<PathBuf>) {
+    walk_all(folder, all);
+    all.retain(|path| path.extension().is_some_and(|end| end == "rs"));
+}
+
+fn walk_all(folder: &Path, all: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
-            walk(&path, all);
-        } else if path.extension().is_some_and(|end| end == "rs") {
+            walk_all(&path, all);
+        } else {
             all.push(path);
         }
     }
@@ -183,18 +209,23 @@ fn wrong(page: &str) -> Vec<String> {
 
 #[test]
 fn every_promise_names_tests_that_exist() {
-    for (page, rows) in [(GUARANTEES, 20), (SECURITY, 8)] {
+    let (promises, rest) = EVIDENCE.split_once("\n| threat ").unwrap();
+    let (threats, rest) = rest.split_once("\n## ").unwrap();
+    let threats = format!("| threat {threats}");
+    for (page, rows) in [(promises, 14), (&threats, 8), (rest, 6)] {
         assert!(cells(page).len() > rows, "{:?}", cells(page));
         assert_eq!(wrong(page), Vec::<String>::new());
     }
 }
 
 #[test]
-fn every_invariant_is_on_the_page() {
-    let rows: Vec<&str> = cells(GUARANTEES).into_iter().map(|(row, _)| row).collect();
+fn every_invariant_is_promised_and_held() {
+    let rows: Vec<&str> = cells(EVIDENCE).into_iter().map(|(row, _)| row).collect();
     for invariant in 1..=15 {
         let name = format!("I{invariant}");
-        assert!(rows.contains(&&*name), "{name} is not promised: {rows:?}");
+        assert!(rows.contains(&&*name), "{name} is not held: {rows:?}");
+        let promise = format!("\n| {name} | ");
+        assert!(GUARANTEES.contains(&promise), "{name} is not promised");
     }
 }
 
@@ -202,7 +233,7 @@ fn every_invariant_is_on_the_page() {
 fn every_case_of_the_campaign_has_its_figures_on_the_page() {
     let campaign = campaign(root());
     assert!(campaign.len() > 30, "{campaign:?}");
-    let plain = GUARANTEES.replace('`', "");
+    let plain = EVIDENCE.replace('`', "");
     for case in campaign {
         let row = format!("\n| {case}");
         assert!(plain.contains(&row), "no row for {case:?}");
@@ -210,12 +241,49 @@ fn every_case_of_the_campaign_has_its_figures_on_the_page() {
 }
 
 #[test]
-fn every_test_that_the_changelog_names_exists() {
-    let names = quoted(CHANGELOG).filter_map(|text| Name::parse(text, None));
-    let names = names.filter(|name| !name.path.is_empty() && name.sources(root()).is_some());
-    let (there, missing): (Vec<Name>, _) = names.partition(|name| name.exists(root()));
+fn every_test_that_the_text_names_exists() {
+    let mut names: Vec<Name> = Vec::new();
+    for text in EVIDENCE.lines().flat_map(quoted) {
+        let name = Name::parse(text, names.last());
+        names.extend(name.filter(|name| !name.path.is_empty() && name.place != "binary"));
+    }
+    let (there, missing): (Vec<Name>, _) = names.into_iter().partition(|n| n.exists(root()));
     assert_eq!(missing, []);
-    assert!(there.len() > 20, "{there:?}");
+    assert!(there.len() > 60, "{there:?}");
+}
+
+/// The names of source files in a text: words that end like one.
+fn files(text: &str) -> impl Iterator<Item = &str> {
+    let part = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
+    let words = text.split(move |c: char| !part(c));
+    words.filter(|word| {
+        let end = Path::new(word).extension().and_then(|end| end.to_str());
+        end.is_some_and(|end| ["rs", "sql", "lua"].contains(&end))
+    })
+}
+
+/// Those that are no file: a path must lead to one from the root, a bare name be that of some file.
+fn absent(text: &str) -> Vec<&str> {
+    let mut all = Vec::new();
+    for folder in ["src", "crates", "tests"] {
+        walk_all(&root().join(folder), &mut all);
+    }
+    let is_there = |name: &&str| {
+        let bare = !name.contains('/');
+        root().join(name).is_file() || bare && all.iter().any(|path| path.ends_with(name))
+    };
+    files(text).filter(|name| !is_there(name)).collect()
+}
+
+#[test]
+fn every_file_of_the_internals_exists() {
+    assert!(INTERNALS.lines().count() <= 90, "more than a screen");
+    assert!(files(INTERNALS).count() > 40);
+    assert_eq!(absent(INTERNALS), Vec::<&str>::new());
+    assert_eq!(
+        absent("`src/nothing.rs`, nothing.lua ─► lib.rs"),
+        ["src/nothing.rs", "nothing.lua"]
+    );
 }
 
 /// Control arm: what is not there is missed.
@@ -224,22 +292,23 @@ fn a_name_without_a_test_is_found() {
     let page =
         |cell: &str| format!("| | promise | held by |\n|---|---|---|\n| I0 | a | {cell} |\n");
     for good in [
-        "`promises::a_name_without…`",
-        "`promises`, `…without_a_test…`",
-        "`conformance::renew`",
-        "`fault`: owner crash, full disk; `model`",
+        "`house::promises::a_name_without…`",
+        "`house`, `…without_a_test…`",
+        "`conformance::renew`, `engines::redis`, `command::operate`, `page::clicks`",
+        "`fault`: owner crash, full disk; `simulation::model`",
     ] {
         assert_eq!(wrong(&page(good)), Vec::<String>::new(), "{good}");
     }
     for bad in [
         "",
         "trust",
-        "`promises::a_name_with_a…`",
-        "`promises::a_name_without`",
+        "`house::promises::a_name_with_a…`",
+        "`house::promises::a_name_without`",
+        "`house::tidy::a_name_without…`",
         "`nowhere`",
         "`conformance::nothing`",
         "`fault`: owner bored",
-        "`model`; `fault`: owner crash, owner bored, `model`",
+        "`house`; `fault`: owner crash, owner bored, `house`",
     ] {
         assert_eq!(wrong(&page(bad)).len(), 1, "{bad}");
     }

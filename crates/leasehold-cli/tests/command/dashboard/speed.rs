@@ -1,9 +1,10 @@
 //! How fast pages answer beside ten thousand live leases and a million queued jobs, and what pages that
 //! are open cost the store.
 //!
-//! Without `LEASEHOLD_CAMPAIGN` a small store shows that each page is paged; the figures are printed, and
-//! held to their bounds, by `LEASEHOLD_CAMPAIGN=1 cargo test --release --all-features --test dashboard
-//! speed -- --nocapture --test-threads=1 --include-ignored`: one at a time, as the CPU is the process's.
+//! Without `LEASEHOLD_CAMPAIGN` a small store shows that each page is paged. The figures are printed,
+//! and held to their bounds, by `LEASEHOLD_CAMPAIGN=1 cargo test --release -p leasehold-cli --test
+//! command speed -- --nocapture --test-threads=1 --include-ignored`. They run one at a time, because
+//! the CPU time measured is that of the whole process.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

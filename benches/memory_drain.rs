@@ -13,10 +13,11 @@ use std::sync::Arc;
 use common::{Stopwatch, Sum, Took, bare_loop, drain, enqueue, median, setting};
 use leasehold::job::QueueName;
 use leasehold::lease::Nonce;
+use leasehold::store::MemoryStore;
 use leasehold::store::{
     ClaimQueue, ClaimRequest, Outcome, RequestId, SessionId, SettleRequest, Settlement,
 };
-use leasehold::{Client, LeaseTerms, MemoryStore, Store};
+use leasehold::{Client, LeaseTerms, Store};
 use tokio::sync::{Semaphore, mpsc};
 
 const SLOTS: usize = 16;

@@ -41,34 +41,32 @@
 //! ```
 //!
 //! Where to go from here: [`Client`] opens a store and enqueues, [`Worker`] works what is enqueued,
-//! [`Context`] is what a handler knows of its lease, [`Failure`] what it can wish for. The [`guide`]
-//! explains the rest.
+//! [`Context`] is what a handler knows of its lease, [`Failure`] how it asks for a retry or gives up.
+//! Layers around handlers are in [`layer`], looking in [`inspect`], intervening in [`operator`]. The
+//! [`guide`] explains the rest.
 //!
 //! # Layout
 //!
-//! A job's life is a row of verbs, and each verb is a file. Put yourself in as a job: you are
-//! enqueued in `lifecycle/enqueue.rs`, cross the [`Store`] trait, and meet one file of the same name.
+//! Imports go down only, from what a user holds to plain values. Put yourself in as a job: you are
+//! enqueued through `calls/`, cross the [`Store`] trait, and meet a claimer, a slot, a renewer and a
+//! settler in `worker/`.
 //!
 //! | place | what is there |
 //! |---|---|
-//! | `client.rs` | the door: open, enqueue, start workers, look, intervene |
-//! | `job.rs`, `names.rs`, `lease.rs`, `retry.rs` | data and pure rules: jobs, their names and limits, tokens, receipts and terms, waits |
-//! | `handler.rs`, `context.rs` | what the user writes, and what it is given |
-//! | `transaction/` | effect, checkpoint and settlement in the handler's own transaction |
-//! | `one_step.rs` | effect and settlement in one script of a Redis server |
-//! | `worker.rs` | the one place that wires the parts of a pool together |
-//! | `lifecycle/` | one file per verb: `enqueue`, `claim`, `run`, `renew`, `fence`, `settle`, `expire`, `prune`; `mod.rs` has the transition table |
-//! | `store/` | the [`Store`] trait, and a folder per store with the same verb-named files |
-//! | `store/conformance/` | the contract as test cases, for any store |
+//! | `client.rs`, `operator.rs` | open, enqueue, start workers, look, intervene |
+//! | `handler.rs`, `context.rs`, `layer/` | what the user writes, what it is given, what is around it |
+//! | `transaction/`, `atomic_redis.rs` | effect, checkpoint and settlement in one transaction, or in one script of Redis |
+//! | `worker/` | the description of a worker, its handle, and a file for each of its parts |
+//! | `calls/` | calling a store so that repeats are safe, and many callers share a round trip |
+//! | `store/` | the [`Store`] trait, and a folder per store |
+//! | `rules/` | pure: what may happen to a job and to a lease |
+//! | `job.rs`, `lease.rs`, `token.rs`, `receipt.rs`, `terms.rs`, `retry.rs`, `names.rs`, `limits.rs` | values and their checks |
 //! | `fence/` | refusing the old owner where the effect happens: one file per kind of resource |
-//! | `testing/` | for users' own tests: freezing a handler where it can stand still |
 //! | `observe/` | events, and what is made of them: metrics, `tracing` records |
-//! | `dashboard/` | the web page: one file per screen, made from `inspect` and `control` alone |
-//! | `inspect.rs` | looking without touching: counts, ledger, live leases, jobs, audit |
+//! | `inspect.rs` | what can be seen: counts, ledger, live leases, jobs, audit |
 //! | `clock.rs` | the only file that asks the time |
 //! | `error.rs` | trouble below the answer |
 //! | `guide/` | this documentation's prose, compiled as tests |
-//! | `cli/`, `bin/leasehold.rs` | the command: one file per noun |
 //!
 //! # Features
 //!
@@ -76,6 +74,7 @@
 //!   memory store is always there.
 //! - `redis`: the store and the fence in Redis or Valkey, for many machines.
 //! - `postgres`: the store and the fence in PostgreSQL, for many machines.
+//! - `tower`: layers of `tower` around the runs of a worker.
 //! - `http`: the fence between HTTP clients and servers.
 //! - `conformance`: the test cases that every store must pass.
 //! - `prometheus`: metrics as text, served by the dashboard or beside a worker.
@@ -98,7 +97,7 @@ mod context;
 pub mod dashboard;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "redis"))]
 mod ending;
-mod error;
+pub mod error;
 pub mod fence;
 pub mod guide;
 mod handler;
@@ -128,13 +127,13 @@ pub mod worker;
 pub use async_trait::async_trait;
 pub use client::Client;
 pub use context::Context;
-pub use error::{Error, ErrorKind, Result, Verb};
+pub use error::{Error, ErrorKind, Result};
 pub use handler::{Failure, Handler};
 pub use job::{Job, JobId, NewJob};
-pub use lease::{FencingToken, LeaseTerms, Receipt, Verdict};
+pub use lease::{FencingToken, LeaseTerms};
 pub use retry::RetryPolicy;
-pub use store::{MemoryStore, Store};
-pub use worker::{DrainReport, QueueConfig, Worker, WorkerHandle};
+pub use store::Store;
+pub use worker::{QueueConfig, Worker, WorkerHandle};
 
 /// The code in the README is compiled with the tests.
 #[cfg(doctest)]

@@ -16,13 +16,14 @@ use std::time::Duration;
 use leasehold::clock::ManualClock;
 use leasehold::inspect::{self, JobView, Page, Query, View};
 use leasehold::job::{JobState, Namespace, QueueName};
+use leasehold::lease::Verdict;
 use leasehold::store::conformance::{ManualFixture, cases};
 use leasehold::store::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlCommand, ControlRequest,
     Controlled, EnqueueRequest, Enqueued, Expiry, LeaseSelect, PruneRequest, ReapRequest,
     RedisOptions, RedisStore, Renewal, Select, SessionId, SettleRequest, acl_rule,
 };
-use leasehold::{ErrorKind, JobId, Store, Verdict};
+use leasehold::{ErrorKind, JobId, Store};
 use support::redis::{Cluster, STEADY, Standalone};
 
 /// One server for all cases. Its watchdog ends it with the process.

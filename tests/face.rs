@@ -15,12 +15,14 @@ use std::time::{Duration, Instant};
 
 use leasehold::job::{JobOptions, JobState, QueueName};
 use leasehold::layer::{Layer, Next};
+use leasehold::lease::Cause;
 use leasehold::observe::Event;
 use leasehold::store::Enqueued;
+use leasehold::store::MemoryStore;
 use leasehold::worker::Death;
 use leasehold::{
-    Client, Context, ErrorKind, Failure, Handler, Job, LeaseTerms, MemoryStore, NewJob,
-    QueueConfig, RetryPolicy, Store, Worker, async_trait,
+    Client, Context, ErrorKind, Failure, Handler, Job, LeaseTerms, NewJob, QueueConfig,
+    RetryPolicy, Store, Worker, async_trait,
 };
 use serde::{Deserialize, Serialize};
 use support::{Fate, Faulty};
@@ -201,12 +203,11 @@ async fn one_enqueue_takes_a_job_in_every_form() {
     assert_eq!(client.enqueue_many(none).await.unwrap(), []);
     assert_eq!(client.queues().await.unwrap()[0].counts.ready, 7);
 
-    let handler = |job: Mail, ctx: Context| async move {
+    let handler = |_: Mail, ctx: Context| async move {
         ctx.enqueue(&Add { n: 4 }).await?;
         ctx.enqueue(NewJob::of(&Add { n: 5 })?.delay(millis(1)))
             .await?;
         ctx.enqueue_many([Add { n: 6 }]).await?;
-        drop(job);
         Ok::<(), Failure>(())
     };
     client.enqueue(Mail).await.unwrap();
@@ -446,10 +447,7 @@ async fn a_hook_hears_of_those_that_stalled_too_often() {
     run(worker, dead).await;
     let deaths = deaths.lock().unwrap();
     assert_eq!(deaths.len(), 1, "{deaths:?}");
-    assert_eq!(
-        deaths[0].expired.map(|cause| cause.as_str()),
-        Some("stalled")
-    );
+    assert_eq!(deaths[0].expired.map(Cause::as_str), Some("stalled"));
 }
 
 #[tokio::test]
@@ -515,7 +513,7 @@ async fn settings_that_make_no_sense_are_refused_by_name() {
         client().worker().handle(quick).slots(4).queue_with(queue)
     };
     let many = (0..1_001).map(|n| format!("q{n}"));
-    let many = many.fold(with(|worker| worker), |worker, name| worker.queue(name));
+    let many = many.fold(with(|worker| worker), Worker::queue);
     let brief = LeaseTerms::of_term(millis(9));
     let endless = LeaseTerms::of_term(Duration::from_secs(11 * 365 * 24 * 3600));
     let mut late = LeaseTerms::SHORT;

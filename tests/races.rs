@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use leasehold::inspect::{self, Query, View};
 use leasehold::job::QueueName;
+use leasehold::lease::{Receipt, Verdict};
+use leasehold::store::MemoryStore;
 use leasehold::store::conformance::RecordingStore;
 use leasehold::store::conformance::checker::{Rule, check};
 use leasehold::store::conformance::history::{Final, History};
@@ -21,8 +23,7 @@ use leasehold::store::{
 };
 use leasehold::worker::executor::SameRuntime;
 use leasehold::{
-    Client, Context, Failure, Job, LeaseTerms, MemoryStore, NewJob, Receipt, Result, RetryPolicy,
-    Store, Verdict, async_trait,
+    Client, Context, Failure, Job, LeaseTerms, NewJob, Result, RetryPolicy, Store, async_trait,
 };
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Builder;

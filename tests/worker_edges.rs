@@ -18,15 +18,17 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use leasehold::clock::ManualClock;
+use leasehold::error::Verb;
 use leasehold::inspect::QueueView;
 use leasehold::job::{JobOptions, QueueName};
 use leasehold::lease::Nonce;
 use leasehold::observe::Event;
+use leasehold::store::MemoryStore;
 use leasehold::store::{ClaimQueue, ClaimRequest, RequestId};
 use leasehold::worker::executor::SameRuntime;
 use leasehold::{
-    Client, Context, ErrorKind, Failure, FencingToken, Job, LeaseTerms, MemoryStore, NewJob,
-    RetryPolicy, Store, Verb, Worker,
+    Client, Context, ErrorKind, Failure, FencingToken, Job, LeaseTerms, NewJob, RetryPolicy, Store,
+    Worker,
 };
 use serde::{Deserialize, Serialize};
 use support::{Fate, Faulty};

@@ -35,6 +35,8 @@ pub(crate) struct PoolQueue {
     pub(crate) max_failures: u32,
     pub(crate) timeout: Option<Duration>,
     pub(crate) stall_limit: Option<Duration>,
+    /// How many of its handlers may run at once in this pool. None: as many as the pool has slots.
+    pub(crate) slots: Option<usize>,
     pub(crate) meter: QueueMeter,
 }
 

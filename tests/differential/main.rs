@@ -34,12 +34,13 @@ use leasehold::clock::{Clock, ManualClock};
 use leasehold::inspect::{Counts, Ledger};
 use leasehold::job::JobState;
 use leasehold::rules::{TRANSITIONS, Transition};
+use leasehold::store::MemoryStore;
 use leasehold::store::conformance::checker::{Rule, check};
 use leasehold::store::conformance::history::{Final, History};
 use leasehold::store::conformance::{ManualFixture, RecordingStore, Snapshot, cases};
 #[cfg(feature = "sqlite")]
 use leasehold::store::{SqliteOptions, SqliteStore};
-use leasehold::{JobId, MemoryStore, Store};
+use leasehold::{JobId, Store};
 use proptest::test_runner::{Config, FileFailurePersistence, TestError, TestRunner};
 
 use broken::{Broken, Fault};

@@ -17,6 +17,7 @@ use leasehold::clock::{Clock as _, SystemClock, Timestamp};
 use leasehold::inspect::{Query, View};
 use leasehold::job::{Namespace, QueueName};
 use leasehold::lease::Cause;
+use leasehold::lease::Verdict;
 use leasehold::store::conformance::RecordingStore;
 use leasehold::store::conformance::checker::{Rule, Violation, check};
 use leasehold::store::conformance::history::{Answer, Ending, Event, Final, History, Op, What};
@@ -25,7 +26,7 @@ use leasehold::store::{
     EnqueueRequest, Enqueued, Expiry, PruneRequest, ReapRequest, Renewal, SessionId, SettleRequest,
     Store,
 };
-use leasehold::{FencingToken, JobId, Result, Verdict, async_trait};
+use leasehold::{FencingToken, JobId, Result, async_trait};
 
 use crate::support::{Fate, Faulty};
 use crate::table::Row;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold::Verdict;
 use leasehold::clock::SystemClock;
 use leasehold::inspect;
+use leasehold::lease::Verdict;
 
 use crate::server::shared;
 use crate::{Caller, complete, job};

@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use leasehold::clock::ManualClock;
 use leasehold::job::{JobState, Namespace, QueueName};
+use leasehold::lease::{Receipt, Verdict};
 use leasehold::store::conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 use leasehold::store::{
     Checkpointed, ClaimRequest, Claimed, ControlCommand, Outcome, RedisOptions, RedisStore,
     Renewal, Select, SettleRequest,
 };
-use leasehold::{JobId, NewJob, Receipt, Verdict};
+use leasehold::{JobId, NewJob};
 
 use crate::support::redis::Standalone;
 

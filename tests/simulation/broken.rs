@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use leasehold::inspect::{LeaseFilter, Page, Query, View};
 use leasehold::job::QueueName;
+use leasehold::lease::{Receipt, Verdict};
 use leasehold::store::conformance::checker::Rule;
 use leasehold::store::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlCommand, ControlRequest,
     Controlled, EnqueueRequest, Enqueued, Expiry, LeaseSelect, PruneRequest, ReapRequest, Renewal,
     RequestId, SessionId, SettleRequest, Store,
 };
-use leasehold::{FencingToken, JobId, Receipt, Result, Verdict, async_trait};
+use leasehold::{FencingToken, JobId, Result, async_trait};
 
 use crate::net::Port;
 

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use leasehold::{MemoryStore, Store};
+use leasehold::Store;
+use leasehold::store::MemoryStore;
 
 #[cfg(feature = "postgres")]
 use crate::database::Database;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use leasehold::Verdict;
+use leasehold::lease::Verdict;
 use leasehold::store::conformance::history::{Answer, Event, What};
 use leasehold::store::{Checkpointed, Renewal};
 

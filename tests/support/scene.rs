@@ -9,8 +9,9 @@ use std::time::Duration;
 use leasehold::dashboard::Dashboard;
 use leasehold::job::{JobOptions, Kind, QueueName};
 use leasehold::lease::{Grant, Nonce};
+use leasehold::store::MemoryStore;
 use leasehold::store::{ClaimQueue, ClaimRequest, ControlCommand, RequestId, Store};
-use leasehold::{Client, Context, Failure, Job, LeaseTerms, MemoryStore, NewJob};
+use leasehold::{Client, Context, Failure, Job, LeaseTerms, NewJob};
 use serde::{Deserialize, Serialize};
 
 /// What must do nothing, wherever it is shown.

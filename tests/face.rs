@@ -355,8 +355,10 @@ async fn the_last_result_counts() {
     };
     let done = async || completed(&client).await == 1;
     run(client.worker().handle(handler), done).await;
-    let result = client.job(id).await.unwrap().unwrap().job.result.clone();
-    assert_eq!(result.unwrap(), "\"last\"");
+    let result: Option<String> = client.result(id).await.unwrap();
+    assert_eq!(result.as_deref(), Some("last"));
+    let error = client.result::<u32>(id).await.unwrap_err();
+    assert_eq!(error.field(), Some("result"));
 }
 
 /// Collects what an `on_dead` hook is told.

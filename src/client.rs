@@ -96,8 +96,8 @@ impl Client {
         &self.session().store
     }
 
-    /// Stores a job, given by value or by reference, or described as a [`NewJob`]. Calls that come
-    /// at the same time share one round trip.
+    /// Stores a job, given by value or by reference, or described as a
+    /// [`NewJob`](crate::NewJob). Calls that come at the same time share one round trip.
     ///
     /// ```
     /// # use std::time::Duration;

@@ -268,7 +268,7 @@ async fn side_by_side(server: &Server, jobs: usize, most: usize) {
                     let own: Vec<_> = own.map(|queue| format!("queue-{queue}")).collect();
                     let worker = client.worker().slots(SLOTS);
                     let worker = worker.handle_in(&own[0], handler);
-                    let worker = own.iter().fold(worker, |worker, queue| worker.queue(queue));
+                    let worker = own.iter().fold(worker, leasehold::Worker::queue);
                     worker.run_until(until).await.expect("a worker");
                 });
             }

@@ -14,11 +14,12 @@ use std::sync::Arc;
 use common::{cpu_time, job, median, setting};
 use leasehold::job::QueueName;
 use leasehold::lease::Nonce;
+use leasehold::store::MemoryStore;
 use leasehold::store::{
     ClaimQueue, ClaimRequest, EnqueueRequest, Outcome, RequestId, SessionId, SettleRequest,
     Settlement,
 };
-use leasehold::{Client, JobId, LeaseTerms, MemoryStore, Store};
+use leasehold::{Client, JobId, LeaseTerms, Store};
 
 const SHORT: usize = 1_000;
 const STEP: usize = 100;

@@ -3,6 +3,8 @@
 //!
 //! Run it: `cargo run --example layers`
 
+#![allow(clippy::disallowed_methods, reason = "an example measures real time")]
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 

@@ -13,15 +13,16 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::Store;
 use crate::calls::lane::Answer;
 use crate::context::Context;
 use crate::ending::{Ending, native};
+use crate::error::Verb;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fence::redis::Commands;
 use crate::handler::Failure;
 use crate::lease::Verdict;
 use crate::store::{Checkpoint, Checkpointed, RedisStore, RequestId};
-use crate::{Store, Verb};
 
 /// How long the call is repeated before the handler is told that it is unknown what came of it.
 const CALL_LIMIT: Duration = Duration::from_secs(30);

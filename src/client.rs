@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use tracing::Instrument as _;
 
 use crate::calls::enqueue::Enqueuer;
@@ -92,8 +93,8 @@ impl Client {
         &self.session().store
     }
 
-    /// Stores a job, given by value or by reference, or described as a [`NewJob`]. Calls that come
-    /// at the same time share one round trip.
+    /// Stores a job, given by value or by reference, or described as a
+    /// [`NewJob`](crate::NewJob). Calls that come at the same time share one round trip.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -241,6 +242,22 @@ impl Client {
     /// As [`Store::inspect`].
     pub async fn audit(&self, page: Page) -> Result<Paged<AuditView>> {
         inspect::audit(&**self.store(), page).await
+    }
+
+    /// What a completed job left by [`Context::set_result`](crate::Context::set_result). None: it is
+    /// not completed, left nothing, or is no longer retained.
+    ///
+    /// # Errors
+    /// As [`Store::inspect`]; `InvalidInput` if it cannot be decoded as `T`.
+    pub async fn result<T: DeserializeOwned>(&self, id: JobId) -> Result<Option<T>> {
+        let job = self.job(id).await?;
+        let Some(bytes) = job.and_then(|view| view.job.result.clone()) else {
+            return Ok(None);
+        };
+        serde_json::from_slice(&bytes).map(Some).map_err(|e| {
+            let found = format!("{} bytes of another shape", bytes.len());
+            Error::invalid("result", found, "what the type decodes").caused_by(e)
+        })
     }
 
     /// One job, if it is there. A completed job without retention is not.

@@ -1,6 +1,6 @@
 //! Trouble below the answer.
 //!
-//! Three kinds of "no", three types. A [`Verdict`](crate::Verdict) is an answer: the call worked and
+//! Three kinds of "no", three types. A [`Verdict`](crate::lease::Verdict) is an answer: the call worked and
 //! says "you are fenced". A [`Failure`](crate::Failure) is a handler's wish. An [`Error`] is neither:
 //! the store could not be asked, or refused to understand the question.
 //!

@@ -110,6 +110,7 @@ pub struct Paged<T> {
 
 /// One queue at a glance.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct QueueView {
     /// Its name.
     pub queue: QueueName,
@@ -125,8 +126,23 @@ pub struct QueueView {
     pub oldest_ready: Option<Duration>,
 }
 
+impl QueueView {
+    /// A queue of which nothing is known but its name, for stores to fill.
+    pub fn new(queue: QueueName) -> Self {
+        Self {
+            queue,
+            paused: false,
+            relaxed: false,
+            counts: Counts::default(),
+            ledger: Ledger::default(),
+            oldest_ready: None,
+        }
+    }
+}
+
 /// Jobs by state. Completed ones only while they are retained.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Counts {
     /// Waiting for their time.
     pub scheduled: u64,
@@ -162,6 +178,7 @@ impl Counts {
 ///
 /// Kept by the store in the same step as the change, so that a killed worker loses no count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Ledger {
     /// Jobs stored.
     pub enqueued: u64,

@@ -491,7 +491,7 @@ impl NewJob {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a job",
     label = "neither a `leasehold::Job` nor a `leasehold::NewJob`",
-    note = "a job names its kind: `impl leasehold::Job for {Self} {{ const KIND: &'static str = \"…\"; }}`",
+    note = "a job names its kind: `impl leasehold::Job for … {{ const KIND: &'static str = \"…\"; }}`",
     note = "and must be `serde::Serialize + serde::Deserialize`"
 )]
 pub trait IntoJob<M> {

@@ -74,6 +74,7 @@
 //!   machine. The memory store is always there.
 //! - `redis`: the store and the fence in Redis or Valkey, for many machines.
 //! - `postgres`: the store and the fence in PostgreSQL, for many machines.
+//! - `tower`: layers of `tower` around the runs of a worker.
 //! - `http`: the fence between HTTP clients and servers.
 //! - `otel`: W3C trace context in job headers, from and to the spans of OpenTelemetry.
 //! - `tower`: layers of `tower` around the runs of a worker.
@@ -90,7 +91,7 @@ pub mod clock;
 mod context;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "redis"))]
 mod ending;
-mod error;
+pub mod error;
 pub mod fence;
 pub mod guide;
 mod handler;
@@ -118,13 +119,13 @@ pub mod worker;
 pub use async_trait::async_trait;
 pub use client::Client;
 pub use context::Context;
-pub use error::{Error, ErrorKind, Result, Verb};
+pub use error::{Error, ErrorKind, Result};
 pub use handler::{Failure, Handler};
 pub use job::{Job, JobId, NewJob};
-pub use lease::{FencingToken, LeaseTerms, Receipt, Verdict};
+pub use lease::{FencingToken, LeaseTerms};
 pub use retry::RetryPolicy;
-pub use store::{MemoryStore, Store};
-pub use worker::{DrainReport, QueueConfig, Worker, WorkerHandle};
+pub use store::Store;
+pub use worker::{QueueConfig, Worker, WorkerHandle};
 
 /// The code in the README is compiled with the tests.
 #[cfg(doctest)]

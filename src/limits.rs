@@ -90,7 +90,7 @@ pub(crate) fn duration(field: &'static str, found: Duration) -> Result<()> {
     Err(Error::invalid(
         field,
         format!("{found:?}"),
-        format!("at most {:?}", DURATION_MAX),
+        format!("at most {DURATION_MAX:?}"),
     ))
 }
 

@@ -66,7 +66,7 @@ impl RetryPolicy {
     pub fn delay(&self, failures: u32, jitter: f64) -> Duration {
         let (floor, bound) = (self.floor(failures), self.bound(failures));
         // The longest durations are rounded up to one that does not fit.
-        let seconds = (bound - floor).as_secs_f64() * jitter.clamp(0.0, 1.0);
+        let seconds = bound.saturating_sub(floor).as_secs_f64() * jitter.clamp(0.0, 1.0);
         Duration::try_from_secs_f64(seconds)
             .map_or(bound, |more| floor.saturating_add(more))
             .min(bound)

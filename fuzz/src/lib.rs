@@ -6,7 +6,8 @@ pub mod http;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use leasehold::{Client, ErrorKind, Receipt};
+use leasehold::lease::Receipt;
+use leasehold::{Client, ErrorKind};
 
 /// A text is a receipt's own, or refused with the field's name; never both, never a panic.
 pub fn receipt(data: &[u8]) {

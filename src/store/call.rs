@@ -637,6 +637,7 @@ impl ControlRequest {
 
 /// What a command did.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Controlled {
     /// Jobs, leases or queues that it changed.
     pub done: u64,

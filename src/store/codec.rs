@@ -549,7 +549,7 @@ mod tests {
         fn job()(
             kind in "[A-Za-z0-9_.-]{1,20}",
             parts in (blob(), proptest::collection::vec((text(), text()), 0..4), options()),
-            keys in (maybe((text(), maybe(long()))), maybe(text())),
+            keys in (maybe(("(?s).{1,20}", maybe(long()))), maybe("(?s).{1,20}")),
             numbers in (any::<u64>(), any::<u64>(), any::<u32>(), any::<u32>()),
             checkpoint in maybe((any::<u64>(), any::<u64>(), blob())),
             history in proptest::collection::vec(ended(), 0..4),

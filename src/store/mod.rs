@@ -50,12 +50,6 @@ pub use call::{
     Outcome, PruneRequest, ReapRequest, Renewal, RequestId, SESSION_IDLE, Select, SessionId,
     SettleRequest, Settlement,
 };
-#[cfg(any(feature = "sqlite", feature = "redis", feature = "postgres"))]
-#[allow(
-    unused_imports,
-    reason = "Redis and the conformance suite still say record"
-)]
-pub(crate) use codec as record;
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresOptions, PostgresStore};

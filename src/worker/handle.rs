@@ -135,6 +135,7 @@ impl WorkerHandle {
         let mut queues: Vec<QueueStats> = queues
             .map(|queue| QueueStats {
                 queue: queue.name.clone(),
+                slots: queue.slots.unwrap_or(pool.slots),
                 held: 0,
                 running: 0,
             })
@@ -180,6 +181,10 @@ impl fmt::Debug for WorkerHandle {
 
 /// Whether a worker is well.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "a paused worker may drain: they are no states of one machine"
+)]
 #[non_exhaustive]
 pub struct WorkerHealth {
     /// It asks the store for work as soon as a slot is free.
@@ -236,6 +241,8 @@ pub struct WorkerStats {
 pub struct QueueStats {
     /// The queue.
     pub queue: QueueName,
+    /// How many of its handlers may run at once.
+    pub slots: usize,
     /// Leases held.
     pub held: usize,
     /// Handlers that run.

@@ -132,6 +132,9 @@ impl QueueConfig {
     }
 }
 
+/// A worker that is checked, and has not started.
+type Prepared = (Arc<Pool>, Arc<dyn Executor>, Option<Deaths>);
+
 /// A kind of job that a worker handles.
 struct Handled {
     kind: &'static str,
@@ -388,7 +391,7 @@ impl Worker {
     }
 
     /// Checks the description, and makes of it what runs.
-    fn prepare(mut self) -> Result<(Arc<Pool>, Arc<dyn Executor>, Option<Deaths>)> {
+    fn prepare(mut self) -> Result<Prepared> {
         let executor = Arc::clone(&self.executor);
         let deaths = Deaths::told_to(std::mem::take(&mut self.death_hooks));
         if let Some(deaths) = &deaths {

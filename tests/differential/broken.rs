@@ -7,12 +7,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold::inspect::{Query, View};
 use leasehold::job::QueueName;
+use leasehold::lease::{Receipt, Verdict};
 use leasehold::store::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
     EnqueueRequest, Enqueued, Expiry, PruneRequest, ReapRequest, Renewal, RequestId, SessionId,
     SettleRequest,
 };
-use leasehold::{FencingToken, JobId, Receipt, Result, Store, Verdict};
+use leasehold::{FencingToken, JobId, Result, Store};
 
 /// What is wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, ManualClock};
 use leasehold::job::{JobState, Key, Kind, QueueName, UniqueKey};
+use leasehold::lease::Receipt;
 use leasehold::lease::{Grant, Nonce, Progress};
 use leasehold::rules::Transition;
 use leasehold::store::{
@@ -14,7 +15,7 @@ use leasehold::store::{
     EnqueueRequest, LeaseSelect, Outcome, PruneRequest, ReapRequest, RequestId, Select, SessionId,
     SettleRequest, Settlement,
 };
-use leasehold::{Error, ErrorKind, FencingToken, JobId, NewJob, Receipt, Store};
+use leasehold::{Error, ErrorKind, FencingToken, JobId, NewJob, Store};
 use leasehold_conformance::Snapshot;
 
 use crate::program::{

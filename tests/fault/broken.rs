@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use leasehold::inspect::{Query, View};
 use leasehold::job::QueueName;
+use leasehold::lease::Verdict;
 use leasehold::store::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
     EnqueueRequest, Enqueued, Expiry, Outcome, PruneRequest, ReapRequest, Renewal, RequestId,
     SessionId, SettleRequest, Settlement, Store,
 };
-use leasehold::{Result, Verdict, async_trait};
+use leasehold::{Result, async_trait};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

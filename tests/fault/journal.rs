@@ -17,12 +17,13 @@ use leasehold::clock::{Clock as _, SystemClock, Timestamp};
 use leasehold::inspect::{Query, View};
 use leasehold::job::{Namespace, QueueName};
 use leasehold::lease::Cause;
+use leasehold::lease::Verdict;
 use leasehold::store::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
     EnqueueRequest, Enqueued, Expiry, PruneRequest, ReapRequest, Renewal, SessionId, SettleRequest,
     Store,
 };
-use leasehold::{FencingToken, JobId, Result, Verdict, async_trait};
+use leasehold::{FencingToken, JobId, Result, async_trait};
 use leasehold_conformance::RecordingStore;
 use leasehold_conformance::checker::{Rule, Violation, check};
 use leasehold_conformance::history::{Answer, Ending, Event, Final, History, Op, What};

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock as _, SystemClock};
 use leasehold::job::JobOptions;
+use leasehold::lease::{Receipt, Verdict};
 use leasehold::store::{
     Outcome, RequestId, SessionId, SettleRequest, Settlement, SqliteStore, Store,
 };
-use leasehold::{Client, Context, Failure, Job, LeaseTerms, NewJob, Receipt, Verdict};
+use leasehold::{Client, Context, Failure, Job, LeaseTerms, NewJob};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;

@@ -8,10 +8,9 @@ use leasehold::fence::memory::Cell;
 use leasehold::fence::{Fence as _, FenceError, Op, Scope};
 use leasehold::inspect::Ledger;
 use leasehold::job::{JobState, Key, Namespace, QueueName};
+use leasehold::store::MemoryStore;
 use leasehold::store::{ControlCommand, LeaseSelect};
-use leasehold::{
-    Client, Context, Failure, FencingToken, Job, MemoryStore, NewJob, RetryPolicy, Store,
-};
+use leasehold::{Client, Context, Failure, FencingToken, Job, NewJob, RetryPolicy, Store};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 

@@ -7,11 +7,13 @@ use leasehold::atomic_redis::RedisContext as _;
 use leasehold::clock::ManualClock;
 use leasehold::fence::redis::Commands;
 use leasehold::job::{JobState, Namespace};
+use leasehold::lease::Verdict;
+use leasehold::store::MemoryStore;
 use leasehold::store::{
     Checkpoint, Checkpointed, ControlCommand, LeaseSelect, RedisOptions, RedisStore, RequestId,
     Select, acl_rule,
 };
-use leasehold::{Client, Context, Error, ErrorKind, Failure, MemoryStore, NewJob, Result, Verdict};
+use leasehold::{Client, Context, Error, ErrorKind, Failure, NewJob, Result};
 use leasehold_conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 
 use crate::paying::{Pay, run};
@@ -96,7 +98,7 @@ async fn a_stale_owner_is_refused_and_writes_nothing() {
 }
 
 /// The same receipt, of a partition that the queue does not have.
-fn elsewhere(held: &Held) -> leasehold::Receipt {
+fn elsewhere(held: &Held) -> leasehold::lease::Receipt {
     let text = held.receipt.to_string();
     text.replacen("/0/", "/7/", 1).parse().unwrap()
 }

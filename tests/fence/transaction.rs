@@ -8,8 +8,9 @@ use std::time::Duration;
 use leasehold::inspect::Ledger;
 use leasehold::job::JobState;
 use leasehold::observe::Event;
+use leasehold::store::MemoryStore;
 use leasehold::store::{ControlCommand, LeaseSelect, SqliteStore};
-use leasehold::{Client, Context, ErrorKind, Failure, MemoryStore, NewJob};
+use leasehold::{Client, Context, ErrorKind, Failure, NewJob};
 use rusqlite::{Connection, DropBehavior};
 use tempfile::TempDir;
 

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
+use leasehold::error::Verb;
+use leasehold::lease::{Receipt, Verdict};
 use leasehold::observe::{Event, Observer};
+use leasehold::store::MemoryStore;
 use leasehold::store::{Enqueued, Outcome};
+use leasehold::worker::DrainReport;
 use leasehold::{
-    Client, Context, DrainReport, Error, ErrorKind, Failure, FencingToken, Handler, Job, JobId,
-    LeaseTerms, MemoryStore, NewJob, QueueConfig, Receipt, RetryPolicy, Store, Verb, Verdict,
-    Worker, async_trait,
+    Client, Context, Error, ErrorKind, Failure, FencingToken, Handler, Job, JobId, LeaseTerms,
+    NewJob, QueueConfig, RetryPolicy, Store, Worker, async_trait,
 };
 use serde::{Deserialize, Serialize};
 

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use leasehold::inspect::{Query, View};
 use leasehold::job::QueueName;
+use leasehold::lease::Verdict;
 use leasehold::store::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
     EnqueueRequest, Enqueued, Expiry, PruneRequest, ReapRequest, Renewal, SessionId, SettleRequest,
     Store,
 };
-use leasehold::{Result, Verdict, async_trait};
+use leasehold::{Result, async_trait};
 use tokio::runtime::{Builder, Runtime};
 
 /// The runtime goes with the store, and with it all that the store does on the side.

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use leasehold::inspect::{LeaseFilter, Page, Query, View};
 use leasehold::job::QueueName;
+use leasehold::lease::{Receipt, Verdict};
 use leasehold::store::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlCommand, ControlRequest,
     Controlled, EnqueueRequest, Enqueued, Expiry, LeaseSelect, PruneRequest, ReapRequest, Renewal,
     RequestId, SessionId, SettleRequest, Store,
 };
-use leasehold::{FencingToken, JobId, Receipt, Result, Verdict, async_trait};
+use leasehold::{FencingToken, JobId, Result, async_trait};
 use leasehold_conformance::checker::Rule;
 
 use crate::net::Port;

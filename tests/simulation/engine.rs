@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use leasehold::{MemoryStore, Store};
+use leasehold::Store;
+use leasehold::store::MemoryStore;
 
 use crate::database::Database;
 use crate::net::StoreClock;

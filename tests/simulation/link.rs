@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use leasehold::inspect::{Query, View};
 use leasehold::job::QueueName;
+use leasehold::lease::Verdict;
 use leasehold::store::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
     EnqueueRequest, Enqueued, Expiry, PruneRequest, ReapRequest, Renewal, RequestId, SessionId,
     SettleRequest, Store,
 };
-use leasehold::{Result, Verdict, async_trait};
+use leasehold::{Result, async_trait};
 
 use crate::net::{Port, Server};
 use crate::oversee::Overseer;

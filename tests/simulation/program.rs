@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::store::{ControlCommand, LeaseSelect, Select};
+use leasehold::worker::DrainReport;
 use leasehold::worker::executor::SameRuntime;
-use leasehold::{
-    Client, Context, DrainReport, Error, Failure, FencingToken, JobId, Result, RetryPolicy, Store,
-};
+use leasehold::{Client, Context, Error, Failure, FencingToken, JobId, Result, RetryPolicy, Store};
 
 use crate::net::Port;
 use crate::oversee::Overseer;

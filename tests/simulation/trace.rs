@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use leasehold::Verdict;
+use leasehold::lease::Verdict;
 use leasehold::store::{Checkpointed, Renewal};
 use leasehold_conformance::history::{Answer, Event, What};
 

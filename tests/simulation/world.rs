@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::inspect;
-use leasehold::{DrainReport, Result, Store};
+use leasehold::worker::DrainReport;
+use leasehold::{Result, Store};
 use leasehold_conformance::RecordingStore;
 use leasehold_conformance::checker::check;
 use leasehold_conformance::history::{Event, Final, History};

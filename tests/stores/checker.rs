@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use leasehold::clock::{ManualClock, Timestamp};
-use leasehold::inspect::{AuditView, Counts, Ledger, QueueView};
+use leasehold::inspect::{AuditView, Ledger, QueueView};
 use leasehold::job::{JobState, Key, QueueName};
 use leasehold::lease::{Cause, Verdict};
 use leasehold::store::{
@@ -152,10 +152,8 @@ impl Pen {
             reason: "why".into(),
             command: command.clone(),
         };
-        let did = Controlled {
-            done,
-            ..Controlled::default()
-        };
+        let mut did = Controlled::default();
+        did.done = done;
         self.say(op, What::Ok(Answer::Controlled(did)));
     }
 
@@ -220,14 +218,9 @@ fn expiry(job: JobId, number: u64) -> Expiry {
 }
 
 fn queue_view(ledger: Ledger) -> QueueView {
-    QueueView {
-        queue: QueueName::default(),
-        paused: false,
-        relaxed: false,
-        counts: Counts::default(),
-        ledger,
-        oldest_ready: None,
-    }
+    let mut view = QueueView::new(QueueName::default());
+    view.ledger = ledger;
+    view
 }
 
 #[test]
@@ -250,12 +243,11 @@ fn a_plain_life_is_good() {
         settled: vec![],
     };
     pen.say(op, What::Ok(answer));
-    pen.last.queues = vec![queue_view(Ledger {
-        granted: 2,
-        surrendered: 1,
-        live: 1,
-        ..Ledger::default()
-    })];
+    let mut ledger = Ledger::default();
+    ledger.granted = 2;
+    ledger.surrendered = 1;
+    ledger.live = 1;
+    pen.last.queues = vec![queue_view(ledger)];
     assert_eq!(pen.rules(), []);
 }
 
@@ -442,11 +434,9 @@ fn i9_a_ledger_that_is_off() {
     let mut pen = Pen::new();
     let job = pen.job(None);
     pen.claim(job, 5, vec![]);
-    let mut ledger = Ledger {
-        granted: 1,
-        live: 1,
-        ..Ledger::default()
-    };
+    let mut ledger = Ledger::default();
+    ledger.granted = 1;
+    ledger.live = 1;
     pen.last.queues = vec![queue_view(ledger)];
     assert_eq!(pen.rules(), []);
     ledger.expired_deadline = 1;
@@ -471,11 +461,9 @@ fn i9_a_lease_that_a_repeated_claim_left_out() {
         settled: vec![],
     };
     pen.say(op, What::Ok(nothing));
-    let mut ledger = Ledger {
-        granted: 1,
-        live: 1,
-        ..Ledger::default()
-    };
+    let mut ledger = Ledger::default();
+    ledger.granted = 1;
+    ledger.live = 1;
     pen.last.queues = vec![queue_view(ledger)];
     assert_eq!(pen.rules(), [Rule::LedgerOff], "granted out of nothing");
     pen.last.leases = vec![token(5)];

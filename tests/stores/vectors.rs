@@ -14,11 +14,12 @@ use std::time::Duration;
 use leasehold::clock::ManualClock;
 use leasehold::inspect::Ledger;
 use leasehold::job::{JobState, Key};
+use leasehold::lease::Verdict;
 use leasehold::lease::{Cause, LeaseEnd};
 use leasehold::rules;
 use leasehold::rules::vectors::{self, EndVector, Ended, EndedBy, IssueVector, TermVector};
 use leasehold::store::{ControlCommand, LeaseSelect, MemoryStore, Outcome, Renewal, Select};
-use leasehold::{ErrorKind, FencingToken, NewJob, Verdict};
+use leasehold::{ErrorKind, FencingToken, NewJob};
 use leasehold_conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 
 /// A session without a call ends after ten minutes: a longer wait needs a new one.

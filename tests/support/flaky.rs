@@ -6,14 +6,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use leasehold::error::Verb;
 use leasehold::inspect::{Query, View};
 use leasehold::job::QueueName;
+use leasehold::lease::Verdict;
 use leasehold::store::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
     EnqueueRequest, Enqueued, Expiry, PruneRequest, ReapRequest, Renewal, SessionId, SettleRequest,
     Store,
 };
-use leasehold::{Error, ErrorKind, Result, Verb, Verdict, async_trait};
+use leasehold::{Error, ErrorKind, Result, async_trait};
 
 /// What becomes of one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

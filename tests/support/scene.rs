@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use leasehold::job::{JobOptions, Kind, QueueName};
 use leasehold::lease::{Grant, Nonce};
+use leasehold::store::MemoryStore;
 use leasehold::store::{ClaimQueue, ClaimRequest, ControlCommand, RequestId, Store};
-use leasehold::{Client, Context, Failure, Job, LeaseTerms, MemoryStore, NewJob};
+use leasehold::{Client, Context, Failure, Job, LeaseTerms, NewJob};
 use leasehold_web::Dashboard;
 use serde::{Deserialize, Serialize};
 

@@ -12,15 +12,17 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use leasehold::clock::ManualClock;
+use leasehold::error::Verb;
 use leasehold::inspect::QueueView;
 use leasehold::job::{JobOptions, QueueName};
 use leasehold::lease::Nonce;
 use leasehold::observe::Event;
+use leasehold::store::MemoryStore;
 use leasehold::store::{ClaimQueue, ClaimRequest, RequestId};
 use leasehold::worker::executor::SameRuntime;
 use leasehold::{
-    Client, Context, ErrorKind, Failure, FencingToken, Job, LeaseTerms, MemoryStore, NewJob,
-    QueueConfig, RetryPolicy, Store, Verb, Worker,
+    Client, Context, ErrorKind, Failure, FencingToken, Job, LeaseTerms, NewJob, QueueConfig,
+    RetryPolicy, Store, Worker,
 };
 use serde::{Deserialize, Serialize};
 use support::{Fate, Faulty};
@@ -830,7 +832,7 @@ async fn a_drain_hands_back_what_waits_for_a_slot_in_every_queue() {
     };
     let stop = tokio_util::sync::CancellationToken::new();
     let seen = waiting.clone();
-    let worker = client.worker().handle(handler).slots(8);
+    let worker = client.worker().handle_in("first", handler).slots(8);
     let worker = worker.queue("first").queue("second").executor(SameRuntime);
     let worker = worker.observer(move |event: &Event<'_>| seen.see(event));
     let worker = tokio::spawn(worker.run_until(stop.clone().cancelled_owned()));
@@ -946,7 +948,7 @@ async fn a_queue_whose_handlers_are_stuck_leaves_the_other_slots_to_the_others()
     };
     let worker = client
         .worker()
-        .handle(handler)
+        .handle_in("stuck", handler)
         .slots(8)
         .executor(SameRuntime);
     let worker = worker.drain_grace(Duration::from_millis(10));
@@ -997,7 +999,7 @@ async fn a_queue_with_slots_of_its_own_never_uses_more_and_is_worked_to_the_end(
             Ok::<(), Failure>(())
         }
     };
-    let worker = client.worker().handle(handler).slots(8);
+    let worker = client.worker().handle_in("few", handler).slots(8);
     let worker = worker.queue_with(QueueConfig::new("few").slots(2));
     worker
         .run_until(soon(completed(&client, JOBS as u64)))

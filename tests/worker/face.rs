@@ -9,12 +9,14 @@ use std::time::{Duration, Instant};
 
 use leasehold::job::{JobOptions, JobState, QueueName};
 use leasehold::layer::{Layer, Next};
+use leasehold::lease::Cause;
 use leasehold::observe::Event;
 use leasehold::store::Enqueued;
+use leasehold::store::MemoryStore;
 use leasehold::worker::Death;
 use leasehold::{
-    Client, Context, ErrorKind, Failure, Handler, Job, LeaseTerms, MemoryStore, NewJob,
-    QueueConfig, RetryPolicy, Store, Worker, async_trait,
+    Client, Context, ErrorKind, Failure, Handler, Job, LeaseTerms, NewJob, QueueConfig,
+    RetryPolicy, Store, Worker, async_trait,
 };
 use serde::{Deserialize, Serialize};
 use support::{Fate, Faulty};
@@ -195,12 +197,11 @@ async fn one_enqueue_takes_a_job_in_every_form() {
     assert_eq!(client.enqueue_many(none).await.unwrap(), []);
     assert_eq!(client.queues().await.unwrap()[0].counts.ready, 7);
 
-    let handler = |job: Mail, ctx: Context| async move {
+    let handler = |_: Mail, ctx: Context| async move {
         ctx.enqueue(&Add { n: 4 }).await?;
         ctx.enqueue(NewJob::of(&Add { n: 5 })?.delay(millis(1)))
             .await?;
         ctx.enqueue_many([Add { n: 6 }]).await?;
-        drop(job);
         Ok::<(), Failure>(())
     };
     client.enqueue(Mail).await.unwrap();
@@ -348,8 +349,10 @@ async fn the_last_result_counts() {
     };
     let done = async || completed(&client).await == 1;
     run(client.worker().handle(handler), done).await;
-    let result = client.job(id).await.unwrap().unwrap().job.result.clone();
-    assert_eq!(result.unwrap(), "\"last\"");
+    let result: Option<String> = client.result(id).await.unwrap();
+    assert_eq!(result.as_deref(), Some("last"));
+    let error = client.result::<u32>(id).await.unwrap_err();
+    assert_eq!(error.field(), Some("result"));
 }
 
 /// Collects what an `on_dead` hook is told.
@@ -440,10 +443,7 @@ async fn a_hook_hears_of_those_that_stalled_too_often() {
     run(worker, dead).await;
     let deaths = deaths.lock().unwrap();
     assert_eq!(deaths.len(), 1, "{deaths:?}");
-    assert_eq!(
-        deaths[0].expired.map(|cause| cause.as_str()),
-        Some("stalled")
-    );
+    assert_eq!(deaths[0].expired.map(Cause::as_str), Some("stalled"));
 }
 
 #[tokio::test]
@@ -509,7 +509,7 @@ async fn settings_that_make_no_sense_are_refused_by_name() {
         client().worker().handle(quick).slots(4).queue_with(queue)
     };
     let many = (0..1_001).map(|n| format!("q{n}"));
-    let many = many.fold(with(|worker| worker), |worker, name| worker.queue(name));
+    let many = many.fold(with(|worker| worker), Worker::queue);
     let brief = LeaseTerms::of_term(millis(9));
     let endless = LeaseTerms::of_term(Duration::from_secs(11 * 365 * 24 * 3600));
     let mut late = LeaseTerms::SHORT;
@@ -552,7 +552,7 @@ async fn jobs_that_make_no_sense_are_refused_by_name() {
     let client = client();
     let job = || NewJob::of(&Add { n: 0 }).unwrap();
     assert_eq!(job().unique("").unwrap_err().field(), Some("key"));
-    assert_eq!(job().exclusive("\u{0}").unwrap_err().field(), Some("key"));
+    assert_eq!(job().exclusive("").unwrap_err().field(), Some("key"));
     let options = JobOptions::default;
     let mut shrinking = RetryPolicy::default();
     shrinking.factor = 0.5;

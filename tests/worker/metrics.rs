@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::observe::metrics as names;
-use leasehold::{Client, Context, Failure, Job, LeaseTerms, MemoryStore, NewJob, RetryPolicy};
+use leasehold::store::MemoryStore;
+use leasehold::{Client, Context, Failure, Job, LeaseTerms, NewJob, RetryPolicy};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use serde::{Deserialize, Serialize};
 

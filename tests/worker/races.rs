@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use leasehold::inspect::{self, Query, View};
 use leasehold::job::QueueName;
+use leasehold::lease::{Receipt, Verdict};
+use leasehold::store::MemoryStore;
 use leasehold::store::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlCommand, ControlRequest,
     Controlled, EnqueueRequest, Enqueued, Expiry, LeaseSelect, PruneRequest, ReapRequest, Renewal,
@@ -16,8 +18,7 @@ use leasehold::store::{
 };
 use leasehold::worker::executor::SameRuntime;
 use leasehold::{
-    Client, Context, Failure, Job, LeaseTerms, MemoryStore, NewJob, Receipt, Result, RetryPolicy,
-    Store, Verdict, async_trait,
+    Client, Context, Failure, Job, LeaseTerms, NewJob, Result, RetryPolicy, Store, async_trait,
 };
 use leasehold_conformance::RecordingStore;
 use leasehold_conformance::checker::{Rule, check};

@@ -7,14 +7,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use leasehold::error::Verb;
 use leasehold::inspect::{LeaseFilter, Page};
 use leasehold::job::{JobOptions, Kind, QueueName};
 use leasehold::observe::Event;
+use leasehold::store::MemoryStore;
 use leasehold::store::{ControlCommand, Select};
 use leasehold::worker::executor::SameRuntime;
 use leasehold::{
-    Client, Context, ErrorKind, Failure, FencingToken, Job, JobId, LeaseTerms, MemoryStore, NewJob,
-    QueueConfig, RetryPolicy, Store, Verb,
+    Client, Context, ErrorKind, Failure, FencingToken, Job, JobId, LeaseTerms, NewJob, QueueConfig,
+    RetryPolicy, Store,
 };
 use serde::{Deserialize, Serialize};
 use support::machine::judged;
@@ -745,7 +747,7 @@ async fn settings_that_cannot_work_are_refused_by_name() {
     let client = client();
     let ok = |_: Add, _: Context| async { Ok::<(), Failure>(()) };
     let never = || std::future::ready(());
-    let refused = |result: leasehold::Result<leasehold::DrainReport>| {
+    let refused = |result: leasehold::Result<leasehold::worker::DrainReport>| {
         let error = result.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
         error.field().unwrap()

@@ -21,12 +21,13 @@ use super::Done;
 use leasehold::Client;
 use leasehold::Context;
 use leasehold::Failure;
+use leasehold::Result;
+use leasehold::error::Verb;
 use leasehold::hooks::monotonic;
 use leasehold::job::{Job, JobId};
 use leasehold::lease::{FencingToken, LeaseTerms, Receipt, Verdict};
 use leasehold::observe::Event;
 use leasehold::store::{Outcome, RequestId, SessionId, SettleRequest, Settlement, Store};
-use leasehold::{Result, Verb};
 
 /// How long a worker that was told to stop may still work before it exits as it is.
 const LAST_CALL: Duration = Duration::from_secs(3);

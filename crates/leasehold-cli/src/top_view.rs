@@ -279,7 +279,6 @@ mod tests {
     use super::*;
     use leasehold::clock::Timestamp;
     use leasehold::hooks::monotonic;
-    use leasehold::inspect::Counts;
     use leasehold::job::{JobId, Kind, QueueName};
     use leasehold::lease::FencingToken;
 
@@ -302,24 +301,15 @@ mod tests {
     }
 
     fn snapshot(at: Instant, completed: u64, expired: u64) -> Snapshot {
-        let queue = QueueView {
-            queue: QueueName::default(),
-            paused: true,
-            relaxed: false,
-            counts: Counts {
-                ready: 1_234,
-                leased: 2,
-                dead: 5,
-                ..Counts::default()
-            },
-            ledger: Ledger {
-                completed,
-                expired_deadline: expired,
-                live: 2,
-                ..Ledger::default()
-            },
-            oldest_ready: Some(Duration::from_secs(42)),
-        };
+        let mut queue = QueueView::new(QueueName::default());
+        queue.paused = true;
+        queue.counts.ready = 1_234;
+        queue.counts.leased = 2;
+        queue.counts.dead = 5;
+        queue.ledger.completed = completed;
+        queue.ledger.expired_deadline = expired;
+        queue.ledger.live = 2;
+        queue.oldest_ready = Some(Duration::from_secs(42));
         let leases = vec![lease("host\x1b[2J-1", 12), lease("host-2", 58)];
         Snapshot {
             at,

@@ -28,11 +28,10 @@ fn in_state(state: JobState) -> Select {
 }
 
 fn done(done: u64, skipped: u64) -> Controlled {
-    Controlled {
-        done,
-        skipped,
-        ..Controlled::default()
-    }
+    let mut controlled = Controlled::default();
+    controlled.done = done;
+    controlled.skipped = skipped;
+    controlled
 }
 
 /// Every command leaves a record: who, when, why, what.

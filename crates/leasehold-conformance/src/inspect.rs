@@ -54,7 +54,7 @@ pub async fn queues_come_by_name(d: &Driver) {
 /// Every key that jobs are parked behind is shown once, with their number, page by page.
 pub async fn parked_jobs_are_counted_by_key(d: &Driver) {
     // Keys that begin like others, and with what an encoding might trip over.
-    let keys = ["", "a", "a\0", "a\0\0b", "ab", "b\u{ff}", "c/7"];
+    let keys = ["\0", "a", "a\0", "a\0\0b", "ab", "b\u{ff}", "c/7"];
     let mut jobs = Vec::new();
     for (more, key) in keys.iter().enumerate() {
         jobs.extend(vec![job().exclusive(*key).expect("a key"); more + 2]);

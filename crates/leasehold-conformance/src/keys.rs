@@ -50,7 +50,7 @@ pub async fn keys_do_not_collide(d: &Driver) {
         "K",
         "k ",
         "k\u{0}",
-        "",
+        "\u{0}",
         "k/0",
         "{k}",
         "default/k",

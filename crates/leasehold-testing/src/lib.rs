@@ -42,7 +42,7 @@
 //! not opened yet, as long as it has not read it either.
 //!
 //! [`run`] runs a handler on one job and tells how it ended. Both need no store. A clock to drive a
-//! [`MemoryStore`](leasehold::MemoryStore) by hand is [`ManualClock`].
+//! [`MemoryStore`](leasehold::store::MemoryStore) by hand is [`ManualClock`].
 //!
 //! [`Context::fence`]: leasehold::Context::fence
 

@@ -12,10 +12,12 @@ use bytes::Bytes;
 
 use super::run::Ended;
 use leasehold::clock::ManualClock;
+use leasehold::error::Verb;
 use leasehold::hooks::{HandlerEnd, HeldByHand, Notes, polling};
 use leasehold::observe::Event;
+use leasehold::store::MemoryStore;
 use leasehold::store::{ControlCommand, Enqueued, Select};
-use leasehold::{Client, Error, ErrorKind, MemoryStore, NewJob, Result, Store, Verb, Worker};
+use leasehold::{Client, Error, ErrorKind, NewJob, Result, Store, Worker};
 
 /// Something to be shared by the handlers of one stage.
 type Shared<T> = Arc<Mutex<T>>;

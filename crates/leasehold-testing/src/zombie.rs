@@ -25,6 +25,9 @@ const MOST_POINTS: usize = 10_000;
 /// The watch on what the handlers enqueue.
 const ENQUEUED: &str = "jobs enqueued";
 
+/// Gives a worker the handler that is under test, for the jobs of a queue.
+type Handle<R> = Box<dyn Fn(R, Worker, &str) -> Worker + Send>;
+
 /// A test that makes a zombie of a handler at each of its await points.
 ///
 /// For each point: fresh resources; the handler runs up to there and is not polled any more; its lease
@@ -41,7 +44,7 @@ pub struct Zombie<R> {
     next: Result<NewJob>,
     key: Option<Key>,
     make: Box<dyn Fn() -> R + Send>,
-    handle: Box<dyn Fn(R, Worker, &str) -> Worker + Send>,
+    handle: Handle<R>,
     watches: Vec<Watch<R>>,
     patience: Duration,
 }

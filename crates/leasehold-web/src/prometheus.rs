@@ -65,10 +65,11 @@ use metrics_exporter_prometheus::PrometheusBuilder;
 use crate::histogram::{Counted, Sorting};
 use crate::server;
 use leasehold::Client;
+use leasehold::error::Verb;
 use leasehold::inspect;
 use leasehold::observe::metrics;
 use leasehold::store::Store;
-use leasehold::{Error, ErrorKind, Result, Verb};
+use leasehold::{Error, ErrorKind, Result};
 
 /// The type of a scrape.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

@@ -20,7 +20,8 @@ use tokio::net::TcpListener;
 use tokio::task::AbortHandle;
 use tower_service::Service as _;
 
-use leasehold::{Error, ErrorKind, Result, Verb};
+use leasehold::error::Verb;
+use leasehold::{Error, ErrorKind, Result};
 
 /// How long a client may take to send the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);

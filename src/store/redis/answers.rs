@@ -17,7 +17,7 @@ use crate::inspect::{Counts, Ledger, QueueView};
 use crate::job::{JobId, Namespace, QueueName};
 use crate::lease::{FencingToken, Nonce};
 use crate::limits;
-use crate::store::record::Kinds;
+use crate::store::codec::Kinds;
 use crate::store::{Beat, ClaimRequest, Claimed, Controlled, Enqueued, RequestId, SessionId};
 
 /// A form of answer by its name, and how one is read to its end.

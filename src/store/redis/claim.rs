@@ -16,7 +16,7 @@ use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::lease::{FencingToken, Grant, Lease, Nonce, Verdict};
 use crate::limits;
 use crate::rules::issue::tokens_ahead;
-use crate::store::record::Kinds;
+use crate::store::codec::Kinds;
 use crate::store::{ClaimQueue, ClaimRequest, Claimed, Expiry, SettleRequest};
 
 /// What is left of a claim's wishes.

@@ -9,7 +9,7 @@ use super::wire::{In, garbled};
 use crate::clock::{Timestamp, micros};
 use crate::error::{Result, Verb};
 use crate::job::{JobId, JobRecord, NewJob, QueueName};
-use crate::store::record;
+use crate::store::codec;
 use crate::store::{EnqueueRequest, Enqueued};
 
 /// Packs jobs for the script: the delay of each, and its record, whose times the store fills in.
@@ -19,7 +19,7 @@ fn packed<'a>(jobs: impl Iterator<Item = &'a (JobId, NewJob)>) -> Vec<u8> {
         packed.extend_from_slice(&micros(new.delay).to_le_bytes());
         let mut job = JobRecord::new(*id, new.clone(), Timestamp::ZERO);
         job.run_at = Timestamp::ZERO;
-        record::encode(&job, &mut packed);
+        codec::encode(&job, &mut packed);
     }
     packed
 }
@@ -90,7 +90,7 @@ impl RedisStore {
 
 #[cfg(test)]
 mod tests {
-    use crate::store::record::flag;
+    use crate::store::codec::flag;
 
     #[test]
     fn the_scripts_know_the_flags() {

@@ -18,7 +18,7 @@ use crate::job::{JobState, Key, QueueName};
 use crate::lease::FencingToken;
 use crate::limits;
 use crate::store::bounded;
-use crate::store::record::{self, Kinds};
+use crate::store::codec::{self, Kinds};
 
 fn no_cursor(cursor: &str) -> Error {
     let found = format!("{} bytes of text", cursor.len());
@@ -376,7 +376,7 @@ pub(super) fn row(
         _ => return Err(garbled()),
     };
     let settled_at = body.time()?;
-    let job = Arc::new(record::decode(&body.bytes()?, kinds)?);
+    let job = Arc::new(codec::decode(&body.bytes()?, kinds)?);
     let mut deadline = Timestamp::ZERO;
     let mut lease = None;
     if body.u8()? == 1 {
@@ -388,7 +388,7 @@ pub(super) fn row(
         let renewals = body.u32()? as u32;
         let cancel = body.u8()? == 1;
         let progress = body.bytes()?;
-        let progress = (!progress.is_empty()).then(|| record::progress(&progress));
+        let progress = (!progress.is_empty()).then(|| codec::progress(&progress));
         lease = Some(LeaseView {
             queue: queue.name.clone(),
             job: job.id,

@@ -15,7 +15,7 @@ use crate::error::{Result, Verb};
 use crate::job::{JobState, Kind, QueueName};
 use crate::lease::{Cause, FencingToken};
 use crate::limits;
-use crate::store::{Expiry, ReapRequest, bounded, record};
+use crate::store::{Expiry, ReapRequest, bounded, codec};
 
 impl RedisStore {
     pub(super) async fn reap_all(&self, request: &ReapRequest) -> Result<Vec<Expiry>> {
@@ -140,7 +140,7 @@ pub(super) fn reports(body: &mut In, queue: &QueueName) -> Result<Vec<Expiry>> {
         };
         let expiries = body.u32()? as u32;
         let progress = body.bytes()?;
-        let progress = (!progress.is_empty()).then(|| record::progress(&progress));
+        let progress = (!progress.is_empty()).then(|| codec::progress(&progress));
         reports.push(Expiry {
             queue: queue.clone(),
             job,

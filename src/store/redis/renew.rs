@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::job::QueueName;
 use crate::lease::FencingToken;
 use crate::limits;
-use crate::store::{Beat, Renewal, record};
+use crate::store::{Beat, Renewal, codec};
 
 /// Beats in one script: short enough for the claims beside it.
 const CHUNK: usize = 50;
@@ -79,7 +79,7 @@ fn put_beat(data: &mut Out, beat: &Beat, is_here: bool) {
     data.u16(beat.progress.len());
     for (token, progress) in &beat.progress {
         let mut raw = Vec::new();
-        record::put_progress(&mut raw, progress);
+        codec::put_progress(&mut raw, progress);
         data.u16(place_of(beat, *token)).text(&raw);
     }
 }

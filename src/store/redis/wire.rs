@@ -8,7 +8,7 @@ use bytes::Bytes;
 use crate::clock::{Timestamp, micros};
 use crate::error::{Error, ErrorKind, Result};
 use crate::job::{JobId, JobRecord};
-use crate::store::record::{self, Kinds};
+use crate::store::codec::{self, Kinds};
 
 /// Arguments being packed.
 #[derive(Default)]
@@ -156,8 +156,8 @@ impl In {
         let mut records = self.bytes()?;
         let mut jobs = Vec::new();
         while !records.is_empty() {
-            let record = records.split_to(record::length(&records)?);
-            jobs.push(record::decode(&record, kinds)?);
+            let record = records.split_to(codec::length(&records)?);
+            jobs.push(codec::decode(&record, kinds)?);
         }
         Ok(jobs)
     }

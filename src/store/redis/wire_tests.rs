@@ -15,7 +15,7 @@ use crate::clock::Timestamp;
 use crate::error::{ErrorKind, Result};
 use crate::job::{JobId, JobRecord, Kind, NewJob, QueueName};
 use crate::lease::Progress;
-use crate::store::record;
+use crate::store::codec;
 
 const TERM: Duration = Duration::from_millis(60_500);
 
@@ -28,7 +28,7 @@ fn job() -> JobRecord {
 /// A job as it lies in the store.
 fn packed(job: &JobRecord) -> Vec<u8> {
     let mut record = Vec::new();
-    record::encode(job, &mut record);
+    codec::encode(job, &mut record);
     record
 }
 
@@ -40,7 +40,7 @@ fn records() -> Vec<u8> {
 fn shown() -> Vec<u8> {
     let mut shown = Vec::new();
     let note = "half".to_owned();
-    record::put_progress(
+    codec::put_progress(
         &mut shown,
         &Progress {
             done: 1,

@@ -8,8 +8,9 @@ use leasehold::clock::SystemClock;
 use leasehold::inspect::Ledger;
 use leasehold::job::JobState;
 use leasehold::observe::Event;
+use leasehold::store::MemoryStore;
 use leasehold::store::{ControlCommand, Enqueued, LeaseSelect};
-use leasehold::{Client, Context, ErrorKind, Failure, MemoryStore, NewJob};
+use leasehold::{Client, Context, ErrorKind, Failure, NewJob};
 use tokio_postgres::GenericClient;
 
 use crate::postgres::paying::{Pay, run};

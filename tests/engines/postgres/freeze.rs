@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use leasehold::inspect;
 use leasehold::job::Namespace;
+use leasehold::lease::Receipt;
 use leasehold::store::{EnqueueRequest, PostgresOptions, PostgresStore, SettleRequest};
-use leasehold::{JobId, Receipt, Store};
+use leasehold::{JobId, Store};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio_postgres::Config;
 

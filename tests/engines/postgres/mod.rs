@@ -25,12 +25,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::job::{Kind, QueueName};
+use leasehold::lease::Receipt;
 use leasehold::lease::{Grant, Nonce};
 use leasehold::store::{
     Beat, ClaimQueue, ClaimRequest, EnqueueRequest, Enqueued, Outcome, PostgresStore, RequestId,
     SessionId, Settlement,
 };
-use leasehold::{JobId, NewJob, Receipt, Store};
+use leasehold::{JobId, NewJob, Store};
 
 /// A caller of a store, with a session of its own.
 pub(crate) struct Caller {

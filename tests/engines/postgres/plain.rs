@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use leasehold::clock::{ManualClock, SystemClock};
 use leasehold::job::{Kind, QueueName};
+use leasehold::lease::Receipt;
 use leasehold::lease::{Nonce, Progress};
 use leasehold::limits;
 use leasehold::store::{
     Beat, ClaimQueue, EnqueueRequest, ReapRequest, Renewal, RequestId, SettleRequest,
 };
-use leasehold::{FencingToken, JobId, NewJob, Receipt, Store, inspect};
+use leasehold::{FencingToken, JobId, NewJob, Store, inspect};
 use tokio_postgres::Client;
 
 use crate::postgres::server::{Server, shared};

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use leasehold::clock::ManualClock;
 use leasehold::job::{JobState, QueueName};
+use leasehold::lease::Receipt;
 use leasehold::store::{
     EnqueueRequest, Outcome, PostgresOptions, PostgresStore, SettleRequest, Settlement,
 };
-use leasehold::{JobId, NewJob, Receipt, Store, inspect};
+use leasehold::{JobId, NewJob, Store, inspect};
 use tokio_postgres::Client;
 
 use crate::postgres::server::Server;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use leasehold::Verdict;
 use leasehold::clock::SystemClock;
 use leasehold::inspect;
+use leasehold::lease::Verdict;
 
 use crate::postgres::server::shared;
 use crate::postgres::{Caller, complete, job};

@@ -8,12 +8,13 @@ use std::time::Duration;
 use leasehold::clock::ManualClock;
 use leasehold::inspect::Ledger;
 use leasehold::job::{JobState, Namespace, NewJob};
+use leasehold::lease::Verdict;
 use leasehold::store::{
     Checkpoint, CheckpointRequest, Checkpointed, ClaimRequest, ControlCommand, ControlRequest,
     EnqueueRequest, Enqueued, Outcome, PruneRequest, ReapRequest, RedisOptions, RedisStore,
     Renewal, Select, SettleRequest,
 };
-use leasehold::{ErrorKind, JobId, Result, Verdict};
+use leasehold::{ErrorKind, JobId, Result};
 use leasehold_conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 
 use crate::redis::support::proxy::Proxy;
@@ -341,17 +342,15 @@ async fn replies_get_lost(world: World, losses: usize) {
         world.round().await;
         rounds += 1;
     }
-    let expected = Ledger {
-        enqueued: 5 * rounds,
-        granted: 11 * rounds,
-        completed: 5 * rounds,
-        retried: rounds,
-        surrendered: rounds,
-        buried: rounds,
-        expired_deadline: 3 * rounds,
-        pruned: rounds,
-        ..Ledger::default()
-    };
+    let mut expected = Ledger::default();
+    expected.enqueued = 5 * rounds;
+    expected.granted = 11 * rounds;
+    expected.completed = 5 * rounds;
+    expected.retried = rounds;
+    expected.surrendered = rounds;
+    expected.buried = rounds;
+    expected.expired_deadline = 3 * rounds;
+    expected.pruned = rounds;
     assert_eq!(world.d.ledger().await, expected);
     let left = world.d.snapshot().await;
     left.assert_in_order();

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use leasehold::inspect::Ledger;
-use leasehold::{Client, Context, DrainReport, Failure, Job, LeaseTerms, NewJob};
+use leasehold::worker::DrainReport;
+use leasehold::{Client, Context, Failure, Job, LeaseTerms, NewJob};
 use serde::{Deserialize, Serialize};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;

@@ -376,7 +376,7 @@ impl Store for Shared {
     async fn settle(
         &self,
         request: leasehold::store::SettleRequest,
-    ) -> leasehold::Result<Vec<leasehold::Verdict>> {
+    ) -> leasehold::Result<Vec<leasehold::lease::Verdict>> {
         self.0.settle(request).await
     }
     async fn checkpoint(
@@ -654,14 +654,12 @@ async fn order_holds_within_a_partition_and_the_books_balance_across() {
         };
         assert_eq!(d.control(ControlCommand::Purge(ready)).await.done, done);
     }
-    let expected = Ledger {
-        enqueued: 100,
-        granted: 200,
-        expired_deadline: 100,
-        revoked: 100,
-        purged: 100,
-        ..Ledger::default()
-    };
+    let mut expected = Ledger::default();
+    expected.enqueued = 100;
+    expected.granted = 200;
+    expected.expired_deadline = 100;
+    expected.revoked = 100;
+    expected.purged = 100;
     assert_eq!(d.ledger().await, expected);
     d.snapshot().await.assert_in_order();
 }

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::job::{Kind, QueueName};
+use leasehold::lease::Verdict;
 use leasehold::lease::{Grant, Nonce};
 use leasehold::store::{
     ClaimQueue, ClaimRequest, Claimed, EnqueueRequest, Enqueued, Outcome, RequestId, SessionId,
     SettleRequest, Settlement,
 };
-use leasehold::{JobId, NewJob, Result, Store, Verdict};
+use leasehold::{JobId, NewJob, Result, Store};
 
 pub(crate) struct Client {
     pub(crate) store: Arc<dyn Store>,

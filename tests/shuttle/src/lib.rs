@@ -103,7 +103,7 @@ fn grant() -> lease::Grant {
     let make = || {
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         runtime.expect("a runtime").block_on(async {
-            let store = leasehold::MemoryStore::new();
+            let store = leasehold::store::MemoryStore::new();
             let session = store.open_session().await.expect("a session");
             let name = |seq| RequestId {
                 session,

@@ -15,7 +15,8 @@ use super::html::{Html, html, put, query};
 use super::watch::{self, Snapshot};
 use super::{App, audit, dead, expiry, job, jobs, leases, live, overview, queues, workers};
 use crate::server::Connection;
-use leasehold::{Error, ErrorKind, Result, Verb};
+use leasehold::error::Verb;
+use leasehold::{Error, ErrorKind, Result};
 
 /// What there is to look at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

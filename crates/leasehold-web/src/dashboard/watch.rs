@@ -308,11 +308,9 @@ mod tests {
     use super::*;
 
     fn at(seconds: u64, released: u64) -> Arc<Snapshot> {
-        let ledger = Ledger {
-            completed: released,
-            granted: released,
-            ..Ledger::default()
-        };
+        let mut ledger = Ledger::default();
+        ledger.completed = released;
+        ledger.granted = released;
         Arc::new(Snapshot {
             at: Timestamp::from_micros(seconds * 1_000_000),
             queues: Vec::new(),

@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use leasehold::job::{JobRecord, Kind, QueueName};
+use leasehold::lease::Receipt;
 use leasehold::lease::{Nonce, Progress};
 use leasehold::store::{
     Beat, ClaimQueue, ClaimRequest, Enqueued, Outcome, ReapRequest, Renewal, RequestId, SessionId,
     SettleRequest, Settlement,
 };
-use leasehold::{Client, JobId, NewJob, Receipt};
+use leasehold::{Client, JobId, NewJob};
 use serde_json::Value;
 
 use crate::operate::postgres_server::Server;

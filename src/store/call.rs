@@ -60,7 +60,8 @@ pub use crate::limits::SESSION_IDLE;
 pub struct EnqueueRequest {
     /// The name of this call.
     pub request: RequestId,
-    /// The jobs, with ids made by the client. Shared with whoever may have to repeat the call.
+    /// The jobs, with ids made by the client. Shared with the caller, who may have to repeat the
+    /// call.
     pub jobs: Arc<Vec<(JobId, NewJob)>>,
 }
 
@@ -312,7 +313,7 @@ pub enum Renewal {
     Held {
         /// From the store's now; at most the term, cut by the maximum lifetime.
         granted: Duration,
-        /// Leases whose jobs somebody asked to cancel.
+        /// Leases whose jobs are to be cancelled.
         cancel: Vec<FencingToken>,
         /// Leases of the beat that are no longer the holder's.
         fenced: Vec<FencingToken>,
@@ -411,7 +412,7 @@ pub enum Checkpointed {
     Saved {
         /// The deadline had passed, but nobody else had been granted the job.
         late: bool,
-        /// Somebody asked for the job to be cancelled.
+        /// A cancel was requested for the job.
         cancel: bool,
     },
     /// Not saved: this lease has already saved a later one.

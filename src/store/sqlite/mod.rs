@@ -357,7 +357,7 @@ impl Shared {
             Engine::Inline(writer) => drop(lock(writer).take()),
         }
         self.poll.stop();
-        // A connection that is closed last takes the log with it, whoever's log it is by then.
+        // The last connection to close deletes the log, whichever process it belongs to by then.
         let _no_read = self.reading.write().unwrap_or_else(PoisonError::into_inner);
         lock(&self.readers).clear();
         self.wakers.wake_all();

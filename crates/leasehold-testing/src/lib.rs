@@ -35,8 +35,8 @@
 //! **What counts as an await point.** Each time the handler's future waits. [`Context::fence`]
 //! waits before and after the opening while it is tested, and so does every fake that calls
 //! [`await_point`]. A handler without any fails the test. A real process can also stand still
-//! between two awaits: put an [`await_point`] into your fakes wherever the real resource has a round
-//! trip. Tasks that a handler spawns are not frozen.
+//! between two awaits: put an [`await_point`] into your fakes wherever the real resource has a
+//! round trip. Tasks that a handler spawns are not frozen.
 //!
 //! **What counts as opening.** [`Context::fence`], and `fence_in` of an SQLite transaction. A
 //! zombie may still write to what its successor has not opened yet, as long as it has not read it

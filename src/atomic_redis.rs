@@ -1,10 +1,10 @@
 //! Effect and settlement, or effect and checkpoint, in one script of the Redis server that has the
 //! queue: [`RedisContext`] adds this to a handler's [`Context`].
 //!
-//! What a transaction is to a database, a script is to this server, but for one thing: it is not
-//! rolled back. So the effect is a fixed list of commands, all of them looked at before the first is
-//! run. The receipt is compared in the same step, so no fence has to be opened: since the claim,
-//! nobody who was replaced could change these keys by this way.
+//! A script is to a Redis server what a transaction is to a database, except that it cannot be
+//! rolled back. So the effect is a fixed list of commands, all of them checked before the first is
+//! run. The receipt is compared in the same step, so no fence has to be opened: a replaced owner
+//! cannot change these keys in this way.
 
 use std::fmt;
 use std::pin::Pin;

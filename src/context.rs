@@ -200,7 +200,7 @@ impl Context {
         });
     }
 
-    /// The store refused a call of the handler: the lease is somebody else's.
+    /// The store refused a call of the handler: the lease belongs to another holder.
     pub(crate) fn refused(&self, verb: Verb) -> Failure {
         lost::refused(self.pool(), &self.held, self.index, verb)
     }

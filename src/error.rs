@@ -1,8 +1,8 @@
-//! Trouble below the answer.
+//! Errors: a call to the store that got no answer.
 //!
-//! Three kinds of "no", three types. A [`Verdict`](crate::lease::Verdict) is an answer: the call worked and
-//! says "you are fenced". A [`Failure`](crate::Failure) is a handler's wish. An [`Error`] is neither:
-//! the store could not be asked, or refused to understand the question.
+//! Three kinds of "no", three types. A [`Verdict`](crate::lease::Verdict) is an answer: the call
+//! worked and says "you are fenced". A [`Failure`](crate::Failure) is what a handler asks for. An
+//! [`Error`] is neither: the store could not be reached, or rejected the request.
 //!
 //! **An error from a write means *unknown*, not *no*.** The write may have been applied; repeat the
 //! same request, with the same request id, until it answers. The exceptions are the kinds for which
@@ -87,7 +87,7 @@ impl fmt::Display for Verb {
 pub enum ErrorKind {
     /// The store did not answer: down, cut off, timed out, shutting down its connection.
     Unavailable,
-    /// Somebody else has the store's write lock for too long.
+    /// Another process has held the store's write lock for too long.
     Contended,
     /// The store has no room left: disk or memory.
     Full,

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::job::{JobId, QueueName};
 use crate::store::{ControlCommand, Controlled, LeaseSelect, Select};
 
-/// Somebody who intervenes. Made by [`Client::operator`].
+/// A person or program that intervenes, by name. Made by [`Client::operator`].
 ///
 /// Every command is kept in the store's audit trail, with the operator's name and reason.
 ///

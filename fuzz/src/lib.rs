@@ -1,5 +1,5 @@
-//! What must hold for any bytes. The fuzz targets call these, and so does `tests/stores/property.rs` with
-//! bytes of its own, where no fuzzer is at hand.
+//! What must hold for any bytes. The fuzz targets call these, and so does
+//! `tests/stores/property.rs` with bytes of its own, where no fuzzer is at hand.
 
 pub mod http;
 

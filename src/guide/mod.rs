@@ -12,7 +12,7 @@
 //! | [`postgres`] | how to keep the queue beside the data, in one transaction |
 //! | [`guarantees`] | what is promised, and on what it rests |
 //! | [`security`] | which attacks are considered, and what happens to them |
-//! | [`errors`] | answers, trouble and wishes: three kinds of "no" |
+//! | [`errors`] | verdicts, errors and failures: three kinds of "no" |
 //! | [`operations`] | what to watch, how to choose terms, how to deploy |
 //! | [`glossary`] | what each word means |
 //!

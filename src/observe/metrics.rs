@@ -28,8 +28,8 @@ pub const LEASES_GRANTED: &str = "leasehold_leases_granted_total";
 /// Leases ended by this process. Labels: queue, kind, outcome = complete, retry, surrender, bury,
 /// cancelled.
 pub const LEASES_RELEASED: &str = "leasehold_leases_released_total";
-/// Expiries recorded by this process, of whoever's leases. Labels: queue, kind, cause = deadline,
-/// stalled, lifetime.
+/// Expiries recorded by this process, whoever held the lease. Labels: queue, kind, cause =
+/// deadline, stalled, lifetime.
 pub const LEASES_EXPIRED: &str = "leasehold_leases_expired_total";
 /// Leases that this process lost while it worked on them. Labels: queue, kind, cause = fenced,
 /// deadline, stalled.

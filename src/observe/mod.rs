@@ -1,4 +1,4 @@
-//! What happened, told to whoever watches.
+//! Observing: events, and what is made of them.
 //!
 //! Every verb emits its [`Event`], in the past tense. The crate itself turns events into `tracing`
 //! records (`log`) and metrics ([`metrics`]); an [`Observer`] of your own sees the same events.
@@ -16,7 +16,7 @@ pub use event::{Death, Event};
 
 use crate::worker::slots::caught;
 
-/// Somebody who watches.
+/// Receives every event.
 ///
 /// Called on the path of the work: be quick, and do not block. A panic in it is contained.
 pub trait Observer: Send + Sync + 'static {
@@ -30,7 +30,7 @@ impl<F: Fn(&Event<'_>) + Send + Sync + 'static> Observer for F {
     }
 }
 
-/// Everybody who watches.
+/// All observers of a client.
 #[derive(Clone, Default)]
 pub(crate) struct Observers(Arc<[Arc<dyn Observer>]>);
 
@@ -39,7 +39,7 @@ impl Observers {
         Self(self.0.iter().cloned().chain([observer]).collect())
     }
 
-    /// Tells everybody. The event is made only if somebody listens.
+    /// Tells all observers. The event is built only if there is one, or a log.
     pub(crate) fn emit<'a>(&self, event: impl FnOnce() -> Event<'a>) {
         if self.0.is_empty() && !log::is_on() {
             return;

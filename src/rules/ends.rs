@@ -78,7 +78,7 @@ impl Outcome {
 pub struct Settling<'a> {
     /// What the holder says.
     pub outcome: &'a Outcome,
-    /// Somebody asked for the job to be cancelled while it was leased.
+    /// A cancel was requested while the job was leased.
     pub cancel: bool,
     /// Whether the outcome's mark, if it has one, was believed: [`Issuer::raise`].
     pub believed: bool,
@@ -103,7 +103,7 @@ pub struct LeaseFacts {
     pub renewals: u32,
     /// The last progress shown.
     pub progress: Option<Progress>,
-    /// Somebody asked for the job to be cancelled while it was leased.
+    /// A cancel was requested while the job was leased.
     pub cancel: bool,
 }
 
@@ -284,7 +284,7 @@ pub fn revoke(job: &JobRecord, reason: &str, cancel: bool, now: Timestamp) -> En
 pub fn settled(job: &JobRecord, state: JobState, now: Timestamp) -> Next {
     let retention = job.options.retention;
     let keep_until = match state {
-        // A dead job must not vanish silently: it stays until somebody retries or purges it.
+        // A dead job must not vanish silently: it stays until an operator retries or purges it.
         Dead => Some(Timestamp::from_micros(i64::MAX as u64)),
         Cancelled => Some(now.after(retention.unwrap_or_default().max(CANCELLED_RETENTION))),
         _ => retention.map(|retention| now.after(retention)),

@@ -31,7 +31,7 @@ pub struct EndVector {
     pub failures: u32,
     /// Its expiries so far.
     pub expiries: u32,
-    /// Whether somebody asked for it to be cancelled while it was leased.
+    /// Whether a cancel was requested while it was leased.
     pub cancel: bool,
     /// Whether its queue is relaxed.
     pub relaxed: bool,

@@ -315,7 +315,7 @@ pub enum Renewal {
     Held {
         /// From the store's now; at most the term, cut by the maximum lifetime.
         granted: Duration,
-        /// Leases whose jobs somebody asked to cancel.
+        /// Leases whose jobs are to be cancelled.
         cancel: Vec<FencingToken>,
         /// Leases of the beat that are no longer the holder's.
         fenced: Vec<FencingToken>,
@@ -414,7 +414,7 @@ pub enum Checkpointed {
     Saved {
         /// The deadline had passed, but nobody else had been granted the job.
         late: bool,
-        /// Somebody asked for the job to be cancelled.
+        /// A cancel was requested for the job.
         cancel: bool,
     },
     /// Not saved: this lease has already saved a later one.

@@ -20,8 +20,8 @@ struct Name {
 }
 
 impl Name {
-    /// A text between backticks, if it is a name. One that begins with an ellipsis is in the place of
-    /// the one before.
+    /// A text between backticks, if it is a name. One that begins with an ellipsis is in the place
+    /// of the one before.
     fn parse(text: &str, before: Option<&Self>) -> Option<Self> {
         let word = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_' || c == ':';
         let (bare, open_front) = text.strip_prefix('…').map_or((text, false), |t| (t, true));

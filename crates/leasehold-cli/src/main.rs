@@ -1,7 +1,7 @@
 //! The `leasehold` command: the demo, the measurements, and the verbs for people.
 //!
 //! Everything goes through `inspect` and `control`, so it works on every store. Data goes to stdout,
-//! everything else to stderr. Trouble is one line; `exit` has the codes.
+//! everything else to stderr. An error is one line; `exit` has the codes.
 //!
 //! | file | command |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | `jobs`, `job_view` | `leasehold jobs` |
 //! | `top`, `top_view` | `leasehold top` |
 //! | `shell` | `leasehold completions`, `leasehold man` |
-//! | `list`, `act`, `out` | how lists are read and printed, how things are done on record, how all is printed |
+//! | `list`, `act`, `out` | how lists are read and printed, how commands are recorded, how output is formatted |
 //! | `exit`, `scratch` | how a command ends; a directory and a namespace for what must not stay |
 
 use std::process::ExitCode;

@@ -18,15 +18,15 @@
 //! # fn main() {}
 //! ```
 //!
-//! Your crate needs `tokio` with the features `macros` and `rt`. The fixture is made afresh for each
-//! case: an empty store whose clock moves only when a case says so. A store that has its server's
-//! clock implements [`Fixture`] itself. No case sleeps.
+//! Your crate needs `tokio` with the features `macros` and `rt`. The fixture is made afresh for
+//! each case: an empty store whose clock moves only when a case says so. A store that has its
+//! server's clock implements [`Fixture`] itself. No case sleeps.
 //!
 //! At the end of every case the harness looks at all views of the store and asserts that the ledger
 //! of each queue balances (I9) and that the counts are those of the rows.
 //!
-//! [`history`] and [`checker`] are for tests in which nobody knows the right answer in advance: they
-//! record what was said to a store and judge it by the invariants.
+//! [`history`] and [`checker`] are for tests in which nobody knows the right answer in advance:
+//! they record what was said to a store and judge it by the invariants.
 
 #![allow(
     clippy::missing_panics_doc,

@@ -1,8 +1,8 @@
 //! For your own tests: prove a handler safe against its own past.
 //!
-//! A worker can stand still at any moment (a paused virtual machine, swap, a debugger), lose its lease,
-//! be replaced, and go on without knowing. [`Zombie`] does that to a handler at each of its await
-//! points in turn, and reports every effect that was accepted from the one who had been replaced:
+//! A worker can stand still at any moment (a paused virtual machine, swap, a debugger), lose its
+//! lease, be replaced, and go on without knowing. [`Zombie`] does that to a handler at each of its
+//! await points in turn, and reports every effect that was still accepted from the replaced run:
 //!
 //! ```
 //! use leasehold_testing::Zombie;
@@ -27,19 +27,20 @@
 //!     .assert_safe(); // and prints how much was tried
 //! ```
 //!
-//! It finds what is written without a fence ([`Accepted`](FaultKind::Accepted)), also where a token is
-//! checked on writes only; a fence that is opened after the first read
-//! ([`OpenedLate`](FaultKind::OpenedLate)); and what a fence cannot help with: an effect that is done
-//! again by the next run of the job ([`Repeated`](FaultKind::Repeated)).
+//! It finds what is written without a fence ([`Accepted`](FaultKind::Accepted)), also where a token
+//! is checked on writes only; a fence that is opened after the first read
+//! ([`OpenedLate`](FaultKind::OpenedLate)); and what a fence cannot help with: an effect that is
+//! done again by the next run of the job ([`Repeated`](FaultKind::Repeated)).
 //!
-//! **What counts as an await point.** Each time the handler's future waits. [`Context::fence`] waits
-//! before and after the opening while it is tested, and so does every fake that calls
-//! [`await_point`]. A handler without any fails the test. In real life a process can also stand still
-//! between two awaits: put an [`await_point`] into your fakes wherever the real thing has a round
-//! trip. What a handler spawns is not frozen.
+//! **What counts as an await point.** Each time the handler's future waits. [`Context::fence`]
+//! waits before and after the opening while it is tested, and so does every fake that calls
+//! [`await_point`]. A handler without any fails the test. A real process can also stand still
+//! between two awaits: put an [`await_point`] into your fakes wherever the real resource has a
+//! round trip. Tasks that a handler spawns are not frozen.
 //!
-//! **What counts as opening.** [`Context::fence`], and `fence_in` of an SQLite transaction. A zombie may still write to what its successor has
-//! not opened yet, as long as it has not read it either.
+//! **What counts as opening.** [`Context::fence`], and `fence_in` of an SQLite transaction. A
+//! zombie may still write to what its successor has not opened yet, as long as it has not read it
+//! either.
 //!
 //! [`run`] runs a handler on one job and tells how it ended. Both need no store. A clock to drive a
 //! [`MemoryStore`](leasehold::store::MemoryStore) by hand is [`ManualClock`].

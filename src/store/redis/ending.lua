@@ -1,4 +1,4 @@
--- ending: what an expiry or a settlement means for the job. The same rules as `lifecycle/mod.rs`.
+-- ending: what an expiry or a settlement means for the job. The same rules as `rules/ends.rs`.
 
 -- Expires one lease, and returns the report.
 local DEADLINE, STALLED, LIFE = 0, 1, 2

@@ -1,4 +1,4 @@
--- record: reading and changing job records. `store/record.rs` has their layout.
+-- record: reading and changing job records. `store/codec.rs` has their layout.
 local has = function(flags, flag) return bit.band(flags, flag) ~= 0 end
 
 local function id_of(rec) return sub(rec, 17, 32) end

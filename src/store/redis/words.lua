@@ -1,5 +1,5 @@
 -- words: what all scripts share: short names, limits, the counters, the flags of a record
--- (`store/record.rs`), and how a grant is laid out.
+-- (`store/codec.rs`), and how a grant is laid out.
 local call, sub, byte, char, rep = redis.call, string.sub, string.byte, string.char, string.rep
 local pack, read, concat = struct.pack, struct.unpack, table.concat
 

@@ -1,14 +1,14 @@
 //! Background work under leases.
 //!
-//! A worker *claims* jobs for a limited time, *renews* while the handler runs, and *settles* each job
-//! with the receipt of that one claim. If the worker dies, the lease expires in the store, by the
-//! passage of time alone, and somebody else claims the job. Every claim carries a *fencing token*
-//! that only ever grows: a resource that checks it refuses an owner that has been replaced and does
-//! not know it.
+//! A worker *claims* jobs for a limited time, *renews* while the handler runs, and *settles* each
+//! job with the receipt of that one claim. If the worker dies, the lease expires in the store, by
+//! the passage of time alone, and somebody else claims the job. Every claim carries a *fencing
+//! token* that only ever grows: a resource that checks it refuses an owner that has been replaced
+//! and does not know it.
 //!
-//! It runs embedded, on one SQLite file with no server, and on Redis or PostgreSQL when one machine is
-//! not enough. It is not exactly-once: a job runs at least once. It is not a workflow engine, and no
-//! broker for many readers.
+//! It runs embedded, on one SQLite file with no server, and on Redis or PostgreSQL when one machine
+//! is not enough. It is not exactly-once: a job runs at least once. It is not a workflow engine,
+//! and no broker for many readers.
 //!
 //! ```
 //! use leasehold::{Client, Context, Job};
@@ -41,26 +41,28 @@
 //! ```
 //!
 //! Where to go from here: [`Client`] opens a store and enqueues, [`Worker`] works what is enqueued,
-//! [`Context`] is what a handler knows of its lease, [`Failure`] how it asks for a retry or gives up.
-//! Layers around handlers are in [`layer`], looking in [`inspect`], intervening in [`operator`]. The
-//! [`guide`] explains the rest.
+//! [`Context`] is what a handler knows of its lease, [`Failure`] how it asks for a retry or gives
+//! up. Layers around handlers are in [`layer`], looking in [`inspect`], intervening in
+//! [`operator`]. The [`guide`] explains the rest.
 //!
 //! # Layout
 //!
 //! Imports go down only, from what a user holds to plain values. Put yourself in as a job: you are
-//! enqueued through `calls/`, cross the [`Store`] trait, and meet a claimer, a slot, a renewer and a
-//! settler in `worker/`.
+//! enqueued through `calls/`, cross the [`Store`] trait, and meet a claimer, a slot, a renewer and
+//! a settler in `worker/`.
 //!
 //! | place | what is there |
 //! |---|---|
 //! | `client.rs`, `operator.rs` | open, enqueue, start workers, look, intervene |
-//! | `handler.rs`, `context.rs`, `layer/` | what the user writes, what it is given, what is around it |
-//! | `transaction/`, `atomic_redis.rs` | effect, checkpoint and settlement in one transaction, or in one script of Redis |
+//! | `handler.rs`, `context.rs`, `layer/` | what the user writes, is given, and puts around it |
+//! | `transaction/` | effect, checkpoint and settlement in one transaction |
+//! | `atomic_redis.rs` | the same in one script of a Redis server |
 //! | `worker/` | the description of a worker, its handle, and a file for each of its parts |
 //! | `calls/` | calling a store so that repeats are safe, and many callers share a round trip |
 //! | `store/` | the [`Store`] trait, and a folder per store |
 //! | `rules/` | pure: what may happen to a job and to a lease |
-//! | `job.rs`, `lease.rs`, `token.rs`, `receipt.rs`, `terms.rs`, `retry.rs`, `names.rs`, `limits.rs` | values and their checks |
+//! | `job.rs`, `names.rs`, `limits.rs` | jobs, their names and limits |
+//! | `lease.rs`, `token.rs`, `receipt.rs`, `terms.rs`, `retry.rs` | leases and waits |
 //! | `fence/` | refusing the old owner where the effect happens: one file per kind of resource |
 //! | `observe/` | events, and what is made of them: metrics, `tracing` records |
 //! | `inspect.rs` | what can be seen: counts, ledger, live leases, jobs, audit |

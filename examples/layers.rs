@@ -1,5 +1,5 @@
-//! Around the handlers of a worker: what they share, a layer that logs, one that turns jobs away, and
-//! a hook for jobs that die.
+//! Around the handlers of a worker: what they share, a layer that logs, one that turns jobs away,
+//! and a hook for jobs that die.
 //!
 //! Run it: `cargo run --example layers`
 

@@ -47,10 +47,11 @@ pub struct Client {
 
 impl Client {
     /// Opens the store that a URL names: `memory:`, `sqlite://jobs.db` (relative),
-    /// `sqlite:///var/lib/app/jobs.db` (absolute), `postgres://user:password@host/database`. `?namespace=NAME` picks an application's share
-    /// of it, `&synchronous=normal` trades the last moments before a power cut for speed. Each
-    /// `memory:` is a store of its own; clones of the client share it. `redis://`, `rediss://`,
-    /// `redis+cluster://` and `redis+sentinel://` take `namespace` and `partitions=N`.
+    /// `sqlite:///var/lib/app/jobs.db` (absolute), `postgres://user:password@host/database`.
+    /// `?namespace=NAME` picks an application's share of it, `&synchronous=normal` trades the last
+    /// moments before a power cut for speed. Each `memory:` is a store of its own; clones of the
+    /// client share it. `redis://`, `rediss://`, `redis+cluster://` and `redis+sentinel://` take
+    /// `namespace` and `partitions=N`.
     ///
     /// # Errors
     /// `InvalidInput` for a URL that names no store of this build; any that opening can give.
@@ -112,8 +113,8 @@ impl Client {
     /// ```
     ///
     /// # Errors
-    /// `InvalidInput` names the field and the limit; nothing is stored. `Unknown`: it may or may not
-    /// have been stored; enqueue again under a unique key if twice would be wrong.
+    /// `InvalidInput` names the field and the limit; nothing is stored. `Unknown`: it may or may
+    /// not have been stored; enqueue again under a unique key if twice would be wrong.
     pub fn enqueue<M>(
         &self,
         job: impl IntoJob<M>,
@@ -244,8 +245,8 @@ impl Client {
         inspect::audit(&**self.store(), page).await
     }
 
-    /// What a completed job left by [`Context::set_result`](crate::Context::set_result). None: it is
-    /// not completed, left nothing, or is no longer retained.
+    /// What a completed job left by [`Context::set_result`](crate::Context::set_result). None: it
+    /// is not completed, left nothing, or is no longer retained.
     ///
     /// # Errors
     /// As [`Store::inspect`]; `InvalidInput` if it cannot be decoded as `T`.

@@ -139,8 +139,8 @@ impl Context {
         self.job().checkpoint.as_deref()
     }
 
-    /// What the last run saved by [`save_checkpoint`](Self::save_checkpoint). What this run saves does
-    /// not change it.
+    /// What the last run saved by [`save_checkpoint`](Self::save_checkpoint). What this run saves
+    /// does not change it.
     ///
     /// # Errors
     /// If it cannot be decoded as `T`.

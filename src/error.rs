@@ -8,8 +8,8 @@
 //! same request, with the same request id, until it answers. The exceptions are the kinds for which
 //! [`ErrorKind::is_certain`] is true: then nothing was applied.
 //!
-//! There is one error type for the whole crate, because a caller does the same three things with any
-//! of them: ask whether it is worth repeating, look at the kind, print it.
+//! There is one error type for the whole crate, because a caller does the same three things with
+//! any of them: ask whether it is worth repeating, look at the kind, print it.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -93,8 +93,8 @@ pub enum ErrorKind {
     Full,
     /// The issuer's tokens run too far ahead of its clock; a moment later they will not.
     TokensAhead,
-    /// The request's session is not open (idle too long, store restored), or its sequence number was
-    /// overtaken. Nothing was applied by *this* call; an earlier copy of it may have been.
+    /// The request's session is not open (idle too long, store restored), or its sequence number
+    /// was overtaken. Nothing was applied by *this* call; an earlier copy of it may have been.
     SessionLost,
     /// The call may or may not have been applied, and that can no longer be found out.
     Unknown,

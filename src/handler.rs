@@ -77,8 +77,8 @@ impl<J: Job, H: Handler<J> + ?Sized> Handler<J> for Arc<H> {
 
 /// Why a handler did not complete its job, and what it wishes for it.
 ///
-/// Any error becomes one by `?`, and means: retry by the queue's policy. Only a fence's refusal, or an
-/// error that names one as its source, means what [`fenced`](Self::fenced) does.
+/// Any error becomes one by `?`, and means: retry by the queue's policy. Only a fence's refusal, or
+/// an error that names one as its source, means what [`fenced`](Self::fenced) does.
 pub struct Failure {
     pub(crate) wish: Wish,
     reason: Box<dyn StdError + Send + Sync>,
@@ -123,8 +123,8 @@ impl Failure {
         Self::new(Wish::Bury, reason)
     }
 
-    /// The lease is lost: stop, and settle nothing. What [`Context::save_checkpoint`] says to a fenced
-    /// holder, so that `?` ends the handler.
+    /// The lease is lost: stop, and settle nothing. What [`Context::save_checkpoint`] says to a
+    /// fenced holder, so that `?` ends the handler.
     pub fn lost() -> Self {
         Self::new(Wish::Lost, "the lease was lost")
     }

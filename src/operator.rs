@@ -82,8 +82,8 @@ impl Operator {
         self.command(ControlCommand::Cancel(jobs.into())).await
     }
 
-    /// Ends leases now, without their holders: that of one job, by its id, or those of an owner or a
-    /// task. The jobs are ready again, and nothing is charged.
+    /// Ends leases now, without their holders: that of one job, by its id, or those of an owner or
+    /// a task. The jobs are ready again, and nothing is charged.
     ///
     /// # Errors
     /// As [`Store::control`](crate::Store::control); also without a reason.

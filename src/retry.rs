@@ -9,10 +9,10 @@ use crate::limits::duration;
 
 /// How long to wait after the n-th failure.
 ///
-/// The bound grows by the factor with each failure, up to the cap. The wait is a random time between
-/// half of the bound and the bound: jobs that failed together do not come back together and knock
-/// over a dependency that has just recovered, and no retry comes at once. A policy whose factor is 1
-/// is constant, and waits for the whole bound.
+/// The bound grows by the factor with each failure, up to the cap. The wait is a random time
+/// between half of the bound and the bound: jobs that failed together do not come back together and
+/// knock over a dependency that has just recovered, and no retry comes at once. A policy whose
+/// factor is 1 is constant, and waits for the whole bound.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RetryPolicy {

@@ -5,7 +5,7 @@
 //! fails half way is not rolled back by the server, so whatever could fail is looked at before the
 //! first write.
 //!
-//! Where the data can lie beside the queue, [`Context::complete_with`](crate::atomic_redis::RedisContext::complete_with)
+//! Where the data can lie beside the queue, [`complete_with`]
 //! goes further: it runs the commands and completes the job in one step.
 //!
 //! ```no_run
@@ -28,6 +28,8 @@
 //!
 //! A server that loses acknowledged writes, by a failover or a restart without its log, loses marks
 //! with the data. Needs Redis 7.0.
+//!
+//! [`complete_with`]: crate::atomic_redis::RedisContext::complete_with
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};

@@ -20,8 +20,8 @@
 //! }
 //! ```
 //!
-//! Layers run inside the lease, as part of the handler: a timeout, a lost lease and a panic end them
-//! with it. Whatever a layer does after [`Next::run`] is not done if the handler is dropped.
+//! Layers run inside the lease, as part of the handler: a timeout, a lost lease and a panic end
+//! them with it. Whatever a layer does after [`Next::run`] is not done if the handler is dropped.
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;

@@ -1,7 +1,7 @@
 //! Events as `tracing` records.
 //!
-//! An expiry, a death, a lost lease and an unknown kind are warnings: each is a crash report or a deploy gone
-//! wrong. Everything else is debug.
+//! An expiry, a death, a lost lease and an unknown kind are warnings: each is a crash report or a
+//! deploy gone wrong. Everything else is debug.
 
 use tracing::{debug, enabled, warn};
 

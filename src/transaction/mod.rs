@@ -63,8 +63,8 @@ pub trait TransactionRef: Sized {
 }
 
 /// A transaction that can be committed: `rusqlite::Transaction`, `tokio_postgres::Transaction`,
-/// `deadpool_postgres::Transaction`, or a `&tokio_postgres::Client` whose transaction was begun by a
-/// statement.
+/// `deadpool_postgres::Transaction`, or a `&tokio_postgres::Client` whose transaction was begun by
+/// a statement.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a transaction that a job can be completed in",
     label = "a transaction of `rusqlite` or `tokio-postgres`, by value",
@@ -79,12 +79,12 @@ pub trait OwnedTransaction: Sized {
 }
 
 impl Context {
-    /// Saves state in the caller's transaction: it commits with the effect that it describes, so that
-    /// no step of a long job is done twice. In PostgreSQL, to be awaited.
+    /// Saves state in the caller's transaction: it commits with the effect that it describes, so
+    /// that no step of a long job is done twice. In PostgreSQL, to be awaited.
     ///
     /// # Errors
-    /// Ends the handler by `?`: as lost if the lease is somebody else's, as a failure if the store is
-    /// not in the transaction's database. Drop the transaction then.
+    /// Ends the handler by `?`: as lost if the lease is somebody else's, as a failure if the store
+    /// is not in the transaction's database. Drop the transaction then.
     pub fn save_checkpoint_in<X: TransactionRef, T: Serialize>(
         &self,
         tx: X,
@@ -98,9 +98,9 @@ impl Context {
         tx.checkpoint(self, bytes)
     }
 
-    /// Completes the job in the caller's transaction, and commits it: the effect, the checkpoint and
-    /// the settlement together or not at all. The handler should return now; whatever it returns,
-    /// the job is completed. In PostgreSQL, to be awaited.
+    /// Completes the job in the caller's transaction, and commits it: the effect, the checkpoint
+    /// and the settlement together or not at all. The handler should return now; whatever it
+    /// returns, the job is completed. In PostgreSQL, to be awaited.
     #[cfg_attr(
         feature = "sqlite",
         doc = "
@@ -133,9 +133,9 @@ async fn debit(job: Debit, ctx: Context) -> Result<(), Failure> {
     )]
     ///
     /// # Errors
-    /// Ends the handler by `?`, and the transaction is rolled back: as lost if the lease is somebody
-    /// else's, otherwise as a failure. If only the answer to the commit was lost and the job is
-    /// completed, the settlement of that failure is refused and changes nothing.
+    /// Ends the handler by `?`, and the transaction is rolled back: as lost if the lease is
+    /// somebody else's, otherwise as a failure. If only the answer to the commit was lost and the
+    /// job is completed, the settlement of that failure is refused and changes nothing.
     pub fn complete_in<T: OwnedTransaction>(&self, tx: T) -> T::Answer<Result<(), Failure>> {
         tx.complete(self)
     }
@@ -200,9 +200,9 @@ async fn debit(job: Debit, ctx: Context) -> Result<(), Failure> {
 }
 
 impl Client {
-    /// Stores a job in the caller's transaction, on the caller's connection to the store's database:
-    /// it exists if, and when, that commits. Workers of this and other processes see it within a
-    /// second. The store's ledger counts it then; the counters of this process do not. In
+    /// Stores a job in the caller's transaction, on the caller's connection to the store's
+    /// database: it exists if, and when, that commits. Workers of this and other processes see it
+    /// within a second. The store's ledger counts it then; the counters of this process do not. In
     /// PostgreSQL, to be awaited.
     ///
     /// # Errors

@@ -65,8 +65,8 @@ impl WorkerHandle {
         Self { pool, ended }
     }
 
-    /// Asks the worker to end: it claims no more, hands back what has not started, and lets handlers
-    /// end within the drain grace. Returns at once; [`join`](Self::join) waits for it.
+    /// Asks the worker to end: it claims no more, hands back what has not started, and lets
+    /// handlers end within the drain grace. Returns at once; [`join`](Self::join) waits for it.
     pub fn drain(&self) {
         self.pool.begin_drain();
     }
@@ -74,7 +74,8 @@ impl WorkerHandle {
     /// Waits until the worker has drained, because it was asked to or because it could not go on.
     ///
     /// # Errors
-    /// `Unexpected` if a part of the worker panicked, or if its runtime ended before it had drained.
+    /// `Unexpected` if a part of the worker panicked, or if its runtime ended before it had
+    /// drained.
     pub async fn join(&self) -> Result<DrainReport> {
         let mut ended = self.ended.clone();
         let report = ended.wait_for(Option::is_some).await.ok();

@@ -222,8 +222,8 @@ impl Worker {
     }
 
     /// Gives all handlers and layers something to share: a connection pool, a configuration. They
-    /// find it by its type, with [`Context::state`](crate::Context::state). A second one of the same
-    /// type replaces the first.
+    /// find it by its type, with [`Context::state`](crate::Context::state). A second one of the
+    /// same type replaces the first.
     pub fn state<T: Send + Sync + 'static>(mut self, state: T) -> Self {
         self.state.insert(state);
         self
@@ -232,9 +232,9 @@ impl Worker {
     /// Calls this for every job that this worker sees die: buried by its handler or by its retry
     /// policy, or dead because its leases expired too often.
     ///
-    /// Whoever finds that a lease has expired sees the death, and that may be another worker: set the
-    /// same hook on all workers. A worker that dies right after the store has stored the death calls
-    /// nothing, so for what must not be missed look at the dead jobs themselves, too
+    /// Whoever finds that a lease has expired sees the death, and that may be another worker: set
+    /// the same hook on all workers. A worker that dies right after the store has stored the death
+    /// calls nothing, so for what must not be missed look at the dead jobs themselves, too
     /// ([`Client::jobs`]). The calls of a worker run beside its work; a drain waits for them.
     ///
     /// ```
@@ -261,7 +261,8 @@ impl Worker {
         self.queue_with(QueueConfig::new(name))
     }
 
-    /// Claims from a queue with settings of its own. As [`queue`](Self::queue): name the others, too.
+    /// Claims from a queue with settings of its own. As [`queue`](Self::queue): name the others,
+    /// too.
     pub fn queue_with(mut self, queue: QueueConfig) -> Self {
         self.queues.push(queue);
         self
@@ -292,14 +293,15 @@ impl Worker {
         self
     }
 
-    /// Failures after which a job is dead, where neither job nor queue says otherwise. 10 by default.
+    /// Failures after which a job is dead, where neither job nor queue says otherwise. 10 by
+    /// default.
     pub fn max_failures(mut self, failures: u32) -> Self {
         self.max_failures = failures;
         self
     }
 
-    /// How long one run may take, where neither job nor queue says otherwise. Unlimited by default: the lease of a dead worker ends by itself,
-    /// and a stall limit catches one that hangs.
+    /// How long one run may take, where neither job nor queue says otherwise. Unlimited by default:
+    /// the lease of a dead worker ends by itself, and a stall limit catches one that hangs.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self

@@ -211,10 +211,16 @@ pub async fn play(client: &Client) -> Playing {
         .queue("reports")
         .slots(16)
         .terms(terms)
-        .handle_in("exports", |_: Export, _: Context| async { Ok::<(), Failure>(()) })
-        .handle_in("mail", |_: Mail, _: Context| async { Ok::<(), Failure>(()) })
+        .handle_in("exports", |_: Export, _: Context| async {
+            Ok::<(), Failure>(())
+        })
+        .handle_in("mail", |_: Mail, _: Context| async {
+            Ok::<(), Failure>(())
+        })
         .handle_in("imports", import)
-        .handle_in("imports", |_: Sanitize, _: Context| async { Err::<(), Failure>(SCRIPT.into()) })
+        .handle_in("imports", |_: Sanitize, _: Context| async {
+            Err::<(), Failure>(SCRIPT.into())
+        })
         .handle_in("reports", report);
     let until_stopped = stop.clone().cancelled_owned();
     let task = tokio::spawn(async move { pool.run_until(until_stopped).await.map(|_| ()) });

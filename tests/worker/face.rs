@@ -1,5 +1,5 @@
-//! What a user holds: the handle of a worker, layers and shared state, deaths, and settings that are
-//! refused before anything runs.
+//! What a user holds: the handle of a worker, layers and shared state, deaths, and settings that
+//! are refused before anything runs.
 
 use leasehold_support as support;
 

@@ -3,11 +3,11 @@
 //! ```text
 //! cargo bench --features postgres --bench postgres
 //! ```
-//! drain: one worker with an empty handler takes all jobs; the bare table gives rows away, a hundred in
-//! a transaction (`DELETE … SKIP LOCKED RETURNING`). The sides take turns; figures are medians.
-//! depth: CPU of the server and of this process for a job, in a long queue and in a short one.
-//! wait: from the call of enqueue in one process's client to the start of the handler in another's.
-//! size: what the tables take on disk after many jobs have gone through the queue.
+//! drain: one worker with an empty handler takes all jobs; the bare table gives rows away, a
+//! hundred in a transaction (`DELETE … SKIP LOCKED RETURNING`). The sides take turns; figures are
+//! medians. depth: CPU of the server and of this process for a job, in a long queue and in a short
+//! one. wait: from the call of enqueue in one process's client to the start of the handler in
+//! another's. size: what the tables take on disk after many jobs have gone through the queue.
 //!
 //! `LEASEHOLD_BENCH_JOBS` jobs in a round, `_ROUNDS` rounds, `_DEPTH` the long queue's length,
 //! `_THROUGH` jobs through the queue for its size, `_CLAIMERS` workers beside each other,

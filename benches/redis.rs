@@ -4,12 +4,12 @@
 //! cargo bench --features redis --bench redis
 //! ```
 //! `LEASEHOLD_BENCH_JOBS` is the number of jobs a round, `_ROUNDS` how many rounds each side has,
-//! `_DEPTH` the length of the long queue, `_PARTS` which of `speed,verbs,renew,depth,longest` to run: all,
-//! unless it is said. The raw side pushes and pops a hundred payloads of 100
-//! bytes a call, one connection, eight calls in flight; the store does the same with leases. Both
-//! sides take turns; figures are medians. CPU is the server's. *Riding* settlements go with the next
-//! claim, as a worker sends them. The longest call of a verb is that of the quietest round, one call at
-//! a time: the clock also counts while others have the server's core.
+//! `_DEPTH` the length of the long queue, `_PARTS` which of `speed,verbs,renew,depth,longest` to
+//! run: all, unless it is said. The raw side pushes and pops a hundred payloads of 100 bytes a
+//! call, one connection, eight calls in flight; the store does the same with leases. Both sides
+//! take turns; figures are medians. CPU is the server's. *Riding* settlements go with the next
+//! claim, as a worker sends them. The longest call of a verb is that of the quietest round, one
+//! call at a time: the clock also counts while others have the server's core.
 
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 
@@ -293,8 +293,9 @@ impl Side {
         }
     }
 
-    /// Claims, waiting out a clock that the tokens have overtaken. The settlements go with the first
-    /// attempt; a refused claim does not refuse them, and their repeat gets the first verdicts.
+    /// Claims, waiting out a clock that the tokens have overtaken. The settlements go with the
+    /// first attempt; a refused claim does not refuse them, and their repeat gets the first
+    /// verdicts.
     async fn claimed(
         &self,
         lane: usize,
@@ -445,8 +446,8 @@ async fn speed(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
     }
 }
 
-/// What each verb costs by the thousand, by the hundred and one by one: in its script, and of the server
-/// in all. One call at a time.
+/// What each verb costs by the thousand, by the hundred and one by one: in its script, and of the
+/// server in all. One call at a time.
 async fn verbs(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
     for step in [1_000, STEP, 1] {
         let jobs = if step == 1 { jobs / 20 } else { jobs };

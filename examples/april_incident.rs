@@ -2,10 +2,10 @@
 //!
 //! Run it: `cargo run --example april_incident`
 //!
-//! An instance reads the registry and is frozen (SIGSTOP) before it writes. Its lease expires, another
-//! takes over, and the first is thawed: before or after its successor has written. Whoever was told
-//! "stored" must find its update in the file. Three arms: no fence, a token that is checked on writes
-//! only, and leasehold's fence, which is opened before the first read.
+//! An instance reads the registry and is frozen (SIGSTOP) before it writes. Its lease expires,
+//! another takes over, and the first is thawed: before or after its successor has written. Whoever
+//! was told "stored" must find its update in the file. Three arms: no fence, a token that is
+//! checked on writes only, and leasehold's fence, which is opened before the first read.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};

@@ -21,7 +21,8 @@ impl Job for Greet {
 
 async fn greet(job: Greet, ctx: Context) -> anyhow::Result<()> {
     println!("hello {} (attempt {})", job.name, ctx.attempt());
-    // Ok completes the job; Err retries it; a crash lets the lease expire, and another worker runs it.
+    // Ok completes the job; Err retries it; a crash lets the lease expire, and another worker runs
+    // it.
     Ok(())
 }
 

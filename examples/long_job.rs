@@ -61,7 +61,8 @@ async fn main() -> anyhow::Result<()> {
     let client = Client::open("memory:").await?;
     let id = client.enqueue(&Import { rows: 30 }).await?.id();
 
-    // Room for one row: while the operator is busy, the handler gets no further than the next but one.
+    // Room for one row: while the operator is busy, the handler gets no further than the next but
+    // one.
     let (sender, mut rows) = mpsc::channel(1);
     let operator = client.clone();
     let stop = async move {

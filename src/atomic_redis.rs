@@ -27,8 +27,8 @@ use crate::store::{Checkpoint, Checkpointed, RedisStore, RequestId};
 /// How long the call is repeated before the handler is told that it is unknown what came of it.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 
-/// What a handler awaits is part of its own type: one as deep as a store's step is more than the compiler
-/// looks into.
+/// What a handler awaits is part of its own type: one as deep as a store's step is more than the
+/// compiler looks into.
 fn boxed<'a, T>(
     call: impl Future<Output = T> + Send + 'a,
 ) -> Pin<Box<dyn Future<Output = T> + Send + 'a>> {
@@ -40,8 +40,8 @@ pub trait RedisContext: sealed::Sealed {
     /// The key of that name beside the job, in the slot of its queue partition:
     /// `{namespace:queue:partition}:data:name`.
     ///
-    /// A queue with several partitions has a key of that name in each. A job with an exclusive key is
-    /// always in the same one.
+    /// A queue with several partitions has a key of that name in each. A job with an exclusive key
+    /// is always in the same one.
     ///
     /// # Errors
     /// If the store is not on Redis.
@@ -73,7 +73,8 @@ pub trait RedisContext: sealed::Sealed {
 
     /// Runs commands and saves state under the lease, in one step on the Redis server that has the
     /// queue: the next run starts from a state that tells exactly what has been done. For the steps
-    /// of a long job; the last one can be [`complete_with`](Self::complete_with). Counts as progress.
+    /// of a long job; the last one can be [`complete_with`](Self::complete_with). Counts as
+    /// progress.
     ///
     /// ```no_run
     /// # use leasehold::fence::redis::Commands;
@@ -91,8 +92,8 @@ pub trait RedisContext: sealed::Sealed {
     /// ```
     ///
     /// # Errors
-    /// As [`complete_with`](Self::complete_with). Also a failure, and nothing was written, if a later
-    /// checkpoint of this run has been saved meanwhile.
+    /// As [`complete_with`](Self::complete_with). Also a failure, and nothing was written, if a
+    /// later checkpoint of this run has been saved meanwhile.
     fn save_checkpoint_with<T: Serialize + Sync>(
         &self,
         state: &T,
@@ -114,7 +115,7 @@ impl RedisContext for Context {
     async fn complete_with(&self, commands: Commands) -> Result<(), Failure> {
         self.redis_store()?;
         #[cfg(feature = "testing")]
-        crate::hooks::await_point().await;
+        crate::point::await_point().await;
         let ending = Ending::of(self);
         let verdict = self.complete_by(&commands).await?;
         if !verdict.is_held() {
@@ -132,7 +133,7 @@ impl RedisContext for Context {
         self.redis_store()?;
         let bytes = serde_json::to_vec(state)?;
         #[cfg(feature = "testing")]
-        crate::hooks::await_point().await;
+        crate::point::await_point().await;
         let seq = self.lease().next_seq();
         let checkpoint = Checkpoint {
             receipt: self.receipt(),

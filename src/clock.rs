@@ -1,8 +1,9 @@
 //! The only file that asks the time.
 //!
-//! Two clocks, never mixed. *Store time* is a [`Timestamp`] from a [`Clock`]: it decides when a lease
-//! expires, and belongs to the store. *Holder time* is monotonic: it decides when a handler must
-//! stop, and is counted from the moment a call was first sent. A worker's wall clock counts nowhere.
+//! Two clocks, never mixed. *Store time* is a [`Timestamp`] from a [`Clock`]: it decides when a
+//! lease expires, and belongs to the store. *Holder time* is monotonic: it decides when a handler
+//! must stop, and is counted from the moment a call was first sent. A worker's wall clock counts
+//! nowhere.
 
 use std::fmt;
 use std::sync::Arc;

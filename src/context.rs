@@ -223,12 +223,12 @@ impl Context {
     /// failure if it could not be asked.
     pub async fn fence<F: Fence>(&self, resource: F) -> Result<F::Opened, FenceError> {
         #[cfg(feature = "testing")]
-        crate::hooks::await_point().await;
+        crate::point::await_point().await;
         let opened = resource.open(&self.scope(), self.token()).await?;
         #[cfg(feature = "testing")]
         {
-            crate::hooks::opened();
-            crate::hooks::await_point().await;
+            crate::point::opened();
+            crate::point::await_point().await;
         }
         Ok(opened)
     }

@@ -1,7 +1,7 @@
 //! Looking without touching: counts, the ledger, live leases, jobs, the audit trail.
 //!
-//! These views are what the command line and a dashboard are made of. Each is paged, and none scans.
-//! Ask for them with the methods of [`Client`](crate::Client).
+//! These views are what the command line and a dashboard are made of. Each is paged, and none
+//! scans. Ask for them with the methods of [`Client`](crate::Client).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -300,8 +300,8 @@ pub struct LeaseView {
     pub progress: Option<Progress>,
 }
 
-/// A live lease with less than this share of its term left is late: renewed at a third of the term, one
-/// that is well has two thirds.
+/// A live lease with less than this share of its term left is late: renewed at a third of the term,
+/// one that is well has two thirds.
 pub const LATE: f64 = 1.0 / 2.0;
 /// With less than this, its holder has not been heard from.
 pub const SILENT: f64 = 1.0 / 6.0;

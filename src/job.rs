@@ -211,8 +211,8 @@ impl Default for JobOptions {
     }
 }
 
-/// The [`JobOptions`] of one job. Most jobs have the usual ones, and a queue holds many jobs: those take
-/// no room.
+/// The [`JobOptions`] of one job. Most jobs have the usual ones, and a queue holds many jobs: those
+/// take no room.
 #[doc(hidden)]
 #[derive(Clone, Default)]
 pub struct Choices(Option<Box<JobOptions>>);
@@ -563,9 +563,9 @@ fn encoded<J: Job>(job: &J) -> serde_json::Result<Bytes> {
     Ok(payload)
 }
 
-/// A copy of a payload. Small ones share memory with those that the thread made before: to allocate each by
-/// itself, and to free it on another thread, costs as much as to encode it. Whoever keeps one of them keeps no
-/// more than they share.
+/// A copy of a payload. Small ones share memory with those that the thread made before: to allocate
+/// each by itself, and to free it on another thread, costs as much as to encode it. Whoever keeps
+/// one of them keeps no more than they share.
 fn stowed(payload: &[u8]) -> Bytes {
     const SHARED: usize = 4 << 10;
     const SMALL: usize = SHARED / 8;

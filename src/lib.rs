@@ -106,6 +106,9 @@ pub mod limits;
 mod names;
 pub mod observe;
 pub mod operator;
+mod panics;
+#[cfg(feature = "testing")]
+mod point;
 mod receipt;
 pub mod retry;
 pub mod rules;

@@ -52,9 +52,9 @@ impl fmt::Debug for Nonce {
 
 /// Opaque, unguessable proof of one lease.
 ///
-/// It names its lease by queue, grant, token and job, and proves it by the claim's randomness, which
-/// the store compares. `Debug` hides the proof; [`Display`](fmt::Display) writes it out, to be
-/// handed to another process.
+/// It names its lease by queue, grant, token and job, and proves it by the claim's randomness,
+/// which the store compares. `Debug` hides the proof; [`Display`](fmt::Display) writes it out, to
+/// be handed to another process.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Receipt {
     #[doc(hidden)]

@@ -1,7 +1,9 @@
-//! What the benchmarks share: the job and its handler, the bare engines, and how figures are printed.
+//! What the benchmarks share: the job and its handler, the bare engines, and how figures are
+//! printed.
 //!
 //! Settings, by the environment: `LEASEHOLD_BENCH_JOBS` jobs in a round, `LEASEHOLD_BENCH_ROUNDS`
-//! rounds, `LEASEHOLD_BENCH_QUICK=1` few of both. Run by anything but `cargo bench`, they are quick.
+//! rounds, `LEASEHOLD_BENCH_QUICK=1` few of both. Run by anything but `cargo bench`, they are
+//! quick.
 
 #![allow(dead_code, reason = "each benchmark uses a part")]
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]

@@ -1,7 +1,7 @@
--- commands: what a caller wants done, all of it looked at before the first is run.
--- `prepared(key, arg)` reads as many commands as ARGV[arg] says, the keys from KEYS[key] on, and from
--- there the name of each, the number of its arguments and the arguments. Returns the commands; or nil,
--- the number of one that would fail, and why.
+-- commands: what a caller wants done, all of it looked at before the first is run. `prepared(key,
+-- arg)` reads as many commands as ARGV[arg] says, the keys from KEYS[key] on, and from there the
+-- name of each, the number of its arguments and the arguments. Returns the commands; or nil, the
+-- number of one that would fail, and why.
 local prepared
 do
   -- The type that each command wants its key to have; false: any.

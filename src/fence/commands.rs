@@ -19,7 +19,8 @@ const BYTES: usize = limits::CALL_BYTES;
 /// Commands to run in one step, from the list of those that can be fenced.
 ///
 /// A key that one of them deletes cannot be used by a later one, and a counter that one of them
-/// writes cannot be counted on by a later one: what could fail must be known before the first write.
+/// writes cannot be counted on by a later one: what could fail must be known before the first
+/// write.
 #[derive(Clone, Default, Debug)]
 #[must_use]
 pub struct Commands {
@@ -144,7 +145,8 @@ impl Commands {
         }
     }
 
-    /// Why the script refused them: the number of the command that would have failed, and the reason.
+    /// Why the script refused them: the number of the command that would have failed, and the
+    /// reason.
     pub(crate) fn refused(&self, number: usize, why: &str) -> Error {
         let name = self.list.get(number.wrapping_sub(1));
         let found = format!("{} as number {number}", name.map_or("?", |c| c.name));

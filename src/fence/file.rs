@@ -6,9 +6,9 @@
 //!
 //! Beside the file `F` stand `F.fence` (the marks), `F.fence-lock`, and while something is written
 //! `F.fence-new` and `F.fence-next-N`. A named operation and its effect must not be torn apart by a
-//! crash: the new content is put on disk as `F.fence-next-N` first, then the marks are replaced, with
-//! the operation and N in them, then the content gets its name. If the last step was not reached, the
-//! next one who takes the lock does it.
+//! crash: the new content is put on disk as `F.fence-next-N` first, then the marks are replaced,
+//! with the operation and N in them, then the content gets its name. If the last step was not
+//! reached, the next one who takes the lock does it.
 //!
 //! The lock is the system's, and dies with its process; a process that is frozen with it keeps the
 //! others waiting. All of it needs a local disk.
@@ -23,9 +23,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{Fence, FenceError, Marks, Scope};
 use crate::error::{Error, ErrorKind, Verb};
-#[cfg(feature = "testing")]
-use crate::hooks;
 use crate::lease::FencingToken;
+#[cfg(feature = "testing")]
+use crate::point;
 
 /// A file that is read and replaced only by those whom its fence admits.
 #[derive(Clone, Debug)]
@@ -44,7 +44,8 @@ struct Paths {
 #[derive(Default, Serialize, Deserialize)]
 struct Side {
     marks: Marks,
-    /// The number of the last named operation: `F.fence-next-N` is its content until it gets its name.
+    /// The number of the last named operation: `F.fence-next-N` is its content until it gets its
+    /// name.
     next: u64,
 }
 
@@ -81,11 +82,11 @@ impl FencedFile {
     ) -> Result<T, FenceError> {
         let paths = Arc::clone(&self.paths);
         #[cfg(feature = "testing")]
-        if hooks::is_polled() {
+        if point::is_polled() {
             // On a thread of its own it would go on while the test has the handler stand still.
-            hooks::await_point().await;
+            point::await_point().await;
             let done = Locked::take(paths).and_then(|mut locked| act(&mut locked));
-            hooks::await_point().await;
+            point::await_point().await;
             return done;
         }
         let done = tokio::task::spawn_blocking(move || act(&mut Locked::take(paths)?)).await;

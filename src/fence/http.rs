@@ -1,18 +1,19 @@
 //! A fence between HTTP services: the client shows its token, the server refuses stale ones.
 //!
-//! **The client** adds headers to each request ([`Context::stamp`]): `Fencing-Token`, `Fencing-Scope`,
-//! and for a request that must be applied once `Fencing-Operation`. It asks [`refusal`] about each
-//! answer.
+//! **The client** adds headers to each request ([`Context::stamp`]): `Fencing-Token`,
+//! `Fencing-Scope`, and for a request that must be applied once `Fencing-Operation`. It asks
+//! [`refusal`] about each answer.
 //!
 //! **The server** has a [`FenceLayer`] in front of its routes, over any [`Fence`]. A request with a
 //! token opens the fence before the route sees it; a stale one is answered with 409 and the mark in
-//! `Fencing-Mark`, one without a token with 428, one that is malformed with 400, and with 503 if the
-//! fence cannot be asked. So the first request of a new owner, a `GET` too, shuts out the old one.
+//! `Fencing-Mark`, one without a token with 428, one that is malformed with 400, and with 503 if
+//! the fence cannot be asked. So the first request of a new owner, a `GET` too, shuts out the old
+//! one.
 //!
-//! **What it guarantees.** The layer's check comes before the route's effect, and a request can stand
-//! still in between. Check and effect are one step only if the effect goes through what the fence has
-//! opened: the route finds it among the request's extensions as [`Fenced`]. A route that writes past
-//! it is protected from requests that *arrive* late, and from no others.
+//! **What it guarantees.** The layer's check comes before the route's effect, and a request can
+//! stand still in between. Check and effect are one step only if the effect goes through what the
+//! fence has opened: the route finds it among the request's extensions as [`Fenced`]. A route that
+//! writes past it is protected from requests that *arrive* late, and from no others.
 //!
 //! ```
 //! use leasehold::fence::http::{FenceLayer, Fenced};
@@ -77,7 +78,8 @@ pub fn stamp(
 }
 
 impl Context {
-    /// Adds this lease's scope and token to a request's headers, and the operation if it has a name.
+    /// Adds this lease's scope and token to a request's headers, and the operation if it has a
+    /// name.
     ///
     /// # Errors
     /// If the operation's name is too long.

@@ -34,8 +34,8 @@
 //! ```
 //!
 //! A refusal is a [`Stale`]. By `?` it ends the handler as *lost*: nothing is counted against the
-//! job. If the lease is still the current one, the issuer has fallen behind the resource; the job is
-//! handed back with the mark, and the store issues tokens above it from then on.
+//! job. If the lease is still the current one, the issuer has fallen behind the resource; the job
+//! is handed back with the mark, and the store issues tokens above it from then on.
 //!
 //! | resource | adapter |
 //! |---|---|
@@ -46,8 +46,8 @@
 //! | keys of a Redis server, by a fixed list of commands | `redis` (feature `redis`) |
 //! | another service, over HTTP | `http` (feature `http`) |
 //!
-//! For anything else implement [`Fence`], with [`Marks`] if the resource has no rule of its own, and
-//! run the suite of the crate `leasehold-conformance` on it.
+//! For anything else implement [`Fence`], with [`Marks`] if the resource has no rule of its own,
+//! and run the suite of the crate `leasehold-conformance` on it.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -81,8 +81,8 @@ pub use scope::Scope;
 ///
 /// # Contract
 ///
-/// **Opening** raises the mark of the scope to the token, in one atomic step with the comparison, and
-/// before anything is read. Opening again with the same token changes nothing.
+/// **Opening** raises the mark of the scope to the token, in one atomic step with the comparison,
+/// and before anything is read. Opening again with the same token changes nothing.
 ///
 /// **What it returns** is the only way to read or write. Each of its operations compares the token
 /// with the mark and takes effect in one atomic step in the resource. An equal token passes.

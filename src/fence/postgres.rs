@@ -1,10 +1,10 @@
 //! A fence in the caller's PostgreSQL transaction (`tokio-postgres`).
 //!
-//! Opening writes the scope's row, in one round trip, and so locks it until the transaction ends: an
-//! older owner waits for it and is then refused, a newer one waits and then sees what was written.
-//! The mark and the effect commit together. `READ COMMITTED`, the default, is enough; under
-//! `REPEATABLE READ` and `SERIALIZABLE` opening fails as contended where it would have to act on an
-//! old picture.
+//! Opening writes the scope's row, in one round trip, and so locks it until the transaction ends:
+//! an older owner waits for it and is then refused, a newer one waits and then sees what was
+//! written. The mark and the effect commit together. `READ COMMITTED`, the default, is enough;
+//! under `REPEATABLE READ` and `SERIALIZABLE` opening fails as contended where it would have to act
+//! on an old picture.
 //!
 //! ```no_run
 //! # use leasehold::{Context, Failure};
@@ -22,9 +22,9 @@
 //! }
 //! ```
 //!
-//! A fence stops earlier owners, not a repeat by the next one: a run that commits and dies before its
-//! lease is settled is followed by another, under a larger token. So the effect above is the same the
-//! second time. [`is_first`](Fenced::is_first) is for repeats within one run.
+//! A fence stops earlier owners, not a repeat by the next one: a run that commits and dies before
+//! its lease is settled is followed by another, under a larger token. So the effect above is the
+//! same the second time. [`is_first`](Fenced::is_first) is for repeats within one run.
 //!
 //! A pool's transaction that derefs to [`Transaction`] is passed as `&*tx`.
 //!

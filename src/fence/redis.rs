@@ -1,4 +1,5 @@
-//! A fence for keys of a Redis server: one script compares the token and runs the caller's commands.
+//! A fence for keys of a Redis server: one script compares the token and runs the caller's
+//! commands.
 //!
 //! All keys of a [`RedisFence`] have its hash tag and so share one slot: marks and data are changed
 //! in one step, on a cluster too. The commands come from a fixed list ([`Commands`]). A script that
@@ -21,10 +22,10 @@
 //! }
 //! ```
 //!
-//! An error from a write means *unknown*: it may have been applied, and clients below repeat calls of
-//! their own accord. Give writes that must not be repeated an operation's name: they are applied once
-//! per token. The job's next run, if this one dies before its lease is settled, has another token and
-//! does it again; where that is wrong, `complete_with` is right.
+//! An error from a write means *unknown*: it may have been applied, and clients below repeat calls
+//! of their own accord. Give writes that must not be repeated an operation's name: they are applied
+//! once per token. The job's next run, if this one dies before its lease is settled, has another
+//! token and does it again; where that is wrong, `complete_with` is right.
 //!
 //! A server that loses acknowledged writes, by a failover or a restart without its log, loses marks
 //! with the data. Needs Redis 7.0.

@@ -1,9 +1,9 @@
 //! A fence in the caller's SQLite transaction.
 //!
 //! [`open`] writes the mark, so that the transaction has the write lock from then on: what it reads
-//! is what it overwrites, and nobody can come between. The mark and the effect commit together. Where
-//! the transaction has read before, and the file has changed since, opening fails: no stale read is
-//! acted on.
+//! is what it overwrites, and nobody can come between. The mark and the effect commit together.
+//! Where the transaction has read before, and the file has changed since, opening fails: no stale
+//! read is acted on.
 //!
 //! ```no_run
 //! # use leasehold::{Context, Failure};
@@ -21,12 +21,12 @@
 //! }
 //! ```
 //!
-//! A fence stops earlier owners, not a repeat by the next one: a run that commits and dies before its
-//! lease is settled is followed by another, under a larger token. So the effect above is the same the
-//! second time. [`is_first`](Fenced::is_first) is for repeats within one run.
+//! A fence stops earlier owners, not a repeat by the next one: a run that commits and dies before
+//! its lease is settled is followed by another, under a larger token. So the effect above is the
+//! same the second time. [`is_first`](Fenced::is_first) is for repeats within one run.
 //!
-//! The connection is your own, of `rusqlite` 0.37 to 0.41: the one version in your tree that this crate
-//! uses too (`cargo tree -i rusqlite`).
+//! The connection is your own, of `rusqlite` 0.37 to 0.41: the one version in your tree that this
+//! crate uses too (`cargo tree -i rusqlite`).
 //!
 //! Marks are kept in two tables of the caller's file, `leasehold_fence` and `leasehold_fence_done`,
 //! which are made when they are first needed. Where the queue is in the same file,
@@ -40,8 +40,8 @@ use super::{FenceError, Op, Scope, Stale, operation_name};
 use crate::lease::FencingToken;
 use crate::store::sqlite::fault::explain;
 
-/// The floor is the mark of the empty scope, which is no scope's text. `done` keeps the largest token
-/// that has applied an operation: under an open fence no smaller one can ask.
+/// The floor is the mark of the empty scope, which is no scope's text. `done` keeps the largest
+/// token that has applied an operation: under an open fence no smaller one can ask.
 const TABLES: &str = "
     CREATE TABLE IF NOT EXISTS leasehold_fence (
         scope TEXT PRIMARY KEY, mark INTEGER NOT NULL

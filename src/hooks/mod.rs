@@ -4,13 +4,11 @@
 #[cfg(feature = "testing")]
 #[allow(missing_debug_implementations, reason = "nobody prints it")]
 mod by_hand;
-#[cfg(feature = "testing")]
-mod point;
 
 #[cfg(feature = "testing")]
-pub use by_hand::{HandlerEnd, HeldByHand};
+pub use crate::point::{Notes, await_point, is_polled, opened, polling};
 #[cfg(feature = "testing")]
-pub use point::{Notes, await_point, is_polled, opened, polling};
+pub use by_hand::{HandlerEnd, HeldByHand};
 
 pub use crate::clock::{micros, monotonic};
 pub use crate::limits::clip;
@@ -44,8 +42,8 @@ pub fn reread(record: &[u8]) -> crate::Result<Vec<u8>> {
     Ok(again)
 }
 
-/// Reads what a script of the Redis store would have answered, in one of its forms: for fuzzing what
-/// comes from a server that is not what it seems.
+/// Reads what a script of the Redis store would have answered, in one of its forms: for fuzzing
+/// what comes from a server that is not what it seems.
 ///
 /// # Errors
 /// `Corrupt` if no script gives such an answer, or what the answer says.

@@ -14,7 +14,7 @@ pub(crate) mod trace;
 
 pub use event::{Death, Event};
 
-use crate::worker::slots::caught;
+use crate::panics::caught;
 
 /// Receives every event.
 ///

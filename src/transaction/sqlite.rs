@@ -24,7 +24,7 @@ impl Context {
     pub fn fence_in<'t>(&self, tx: &'t Transaction<'_>) -> Result<sqlite::Fenced<'t>, FenceError> {
         let opened = sqlite::open(tx, &self.scope(), self.token())?;
         #[cfg(feature = "testing")]
-        crate::hooks::opened();
+        crate::point::opened();
         Ok(opened)
     }
 }

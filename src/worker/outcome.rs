@@ -19,11 +19,11 @@ use bytes::Bytes;
 
 use super::held::Stop;
 use super::pool::PoolQueue;
-use super::slots::caught;
 use crate::handler::{Failure, Wish};
 use crate::job::JobRecord;
 use crate::lease::FencingToken;
 use crate::limits;
+use crate::panics::caught;
 use crate::rules::issue::Issuer;
 use crate::store::Outcome;
 

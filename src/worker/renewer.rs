@@ -21,13 +21,13 @@ use tracing::Instrument as _;
 use super::held::{HeldGrant, Stop};
 use super::lost;
 use super::pool::Pool;
-use super::slots::caught;
 use crate::calls::lane::spread;
 use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::lease::{Cause, FencingToken, Progress};
 use crate::limits;
 use crate::observe::{Death, Event, metrics};
+use crate::panics::caught;
 use crate::store::{Beat, Renewal, Store};
 
 /// Renews until it is dropped.

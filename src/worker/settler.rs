@@ -333,7 +333,7 @@ pub(crate) fn hand_in(
             let (queue, job) = (&held.grant.queue, lease.job.id);
             tracing::warn!(%queue, %job, "a handler failed after it had completed its job");
         }
-        let _ = super::slots::caught(|| drop(ended));
+        let _ = crate::panics::caught(|| drop(ended));
         let result = lease.result();
         Decision::Settle(Outcome::Complete { result })
     } else {

@@ -11,9 +11,7 @@
 //! Before: the [claimer](super::claimer) claimed the lease. After: the [settler](super::settler)
 //! settles it.
 
-use std::any::Any;
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context as Poller, Poll};
@@ -32,6 +30,7 @@ use crate::clock::monotonic;
 use crate::context::Context;
 use crate::handler::{AnyHandler, Running};
 use crate::observe::{Event, trace};
+use crate::panics::caught;
 
 /// Handlers that end at once could keep a slot from ever giving way to the other tasks of its
 /// thread. So it gives way after so many nanoseconds, or after so many leases. It does not after
@@ -353,22 +352,4 @@ impl Drop for Caught<'_> {
             tracing::warn!(panic, "a handler panicked as it was dropped");
         }
     }
-}
-
-/// Calls code of the crate's users. If it panics, the panic's message is returned.
-pub(crate) fn caught<T>(f: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(f)).map_err(|panic| {
-        let text = message(&*panic);
-        // What was thrown can throw in its turn when it is dropped.
-        if let Err(another) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
-            std::mem::forget(another);
-        }
-        text
-    })
-}
-
-fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    format!("panic: {}", text.unwrap_or("without a message"))
 }

@@ -224,8 +224,8 @@ fn sqlite_agrees_with_memory() {
     assert_agrees(&make, quick_or(5_000, 256));
 }
 
-/// Moves up the starts of the lines of the youngest queues, much more often than claims do: nobody may
-/// notice.
+/// Moves up the starts of the lines of the youngest queues, much more often than claims do: nobody
+/// may notice.
 fn seal_all_the_time() {
     static SEALER: std::sync::Once = std::sync::Once::new();
     let seal = async {

@@ -1,4 +1,5 @@
-//! Random programs of verbs. A step names things by number, so that it means the same in each store.
+//! Random programs of verbs. A step names things by number, so that it means the same in each
+//! store.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -1,8 +1,9 @@
 //! Failovers that lose what was acknowledged: of a Sentinel set, and of a cluster.
 //!
 //! The primary is cut off from its replicas while workers go on with it: jobs are enqueued, granted
-//! and completed that no replica hears of. Then it is gone, and a replica takes over from what it has.
-//! Tokens and fenced writes must hold; jobs and settlements of the lost moments are gone, and counted.
+//! and completed that no replica hears of. Then it is gone, and a replica takes over from what it
+//! has. Tokens and fenced writes must hold; jobs and settlements of the lost moments are gone, and
+//! counted.
 //!
 //! In the campaign only: a failover takes the better part of a minute.
 

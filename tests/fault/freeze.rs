@@ -22,8 +22,9 @@ fn all_completed(view: &QueueView) -> bool {
     view.counts.completed == view.ledger.enqueued
 }
 
-/// Freezes a worker amid the first run of each job. False if that was not the moment: it was inside a
-/// transaction, where it would keep its successor from writing, or the machine was too slow for it.
+/// Freezes a worker amid the first run of each job. False if that was not the moment: it was inside
+/// a transaction, where it would keep its successor from writing, or the machine was too slow for
+/// it.
 async fn freeze(world: &World, process: &Process, owner: &str) -> bool {
     process.signal(Signal::STOP);
     let writes = world.store().open_session();
@@ -42,8 +43,8 @@ struct Thawed {
 }
 
 /// Freezes a worker in mid-job past its term, and thaws it when its successor has completed
-/// everything, or is in the midst of it. None if it could not be frozen, or its successor stood still
-/// too, with the machine.
+/// everything, or is in the midst of it. None if it could not be frozen, or its successor stood
+/// still too, with the machine.
 async fn thawed(mut world: World, after_the_end: bool) -> Option<Thawed> {
     pulse::start();
     let began = Instant::now();

@@ -2,13 +2,13 @@
 //! lease, and are frozen between the read and the write.
 //!
 //! Whoever was told that its update is stored must find it in the end. Three arms run side by side:
-//! without a fence, with a token that is checked on writes only, and with the fence opened before the
-//! first read. The first two are the control arms.
+//! without a fence, with a token that is checked on writes only, and with the fence opened before
+//! the first read. The first two are the control arms.
 //!
-//! A pause is placed by facts: the holder says that it has read and waits for a word; the supervisor
-//! freezes it, and gives the word just before it thaws it, one and a half terms later, or when its
-//! successor has read, if that takes longer. Every other successor takes so long that it has not yet
-//! written when the zombie wakes up.
+//! A pause is placed by facts: the holder says that it has read and waits for a word; the
+//! supervisor freezes it, and gives the word just before it thaws it, one and a half terms later,
+//! or when its successor has read, if that takes longer. Every other successor takes so long that
+//! it has not yet written when the zombie wakes up.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

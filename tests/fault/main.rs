@@ -1,9 +1,10 @@
-//! The fault campaign: real processes and real servers, killed, frozen, cut off, flooded and lied to.
+//! The fault campaign: real processes and real servers, killed, frozen, cut off, flooded and lied
+//! to.
 //!
 //! The test binary is its own child (`roles`, `crew`); `process` starts it, stops it and listens to
-//! it. `world` reads the verdict from the store's own records. On a `stage` every process also notes
-//! its calls in one `journal`, which the checker of all tests judges. Every case is a line of the
-//! `table`, and goes with an arm in which the protection is missing, and which must fail.
+//! it. `world` reads the verdict from the store's own records. On a `stage` every process also
+//! notes its calls in one `journal`, which the checker of all tests judges. Every case is a line of
+//! the `table`, and goes with an arm in which the protection is missing, and which must fail.
 
 #![cfg(unix)]
 #![allow(missing_docs, reason = "a test, not an interface")]
@@ -58,8 +59,8 @@ static MACHINE: Machine = Machine {
     alone: RwLock::const_new(()),
 };
 
-/// A case with a bound on time has the machine for itself; the others share it, four at a time: they wait for
-/// terms to pass.
+/// A case with a bound on time has the machine for itself; the others share it, four at a time:
+/// they wait for terms to pass.
 struct Machine {
     cases: Semaphore,
     alone: RwLock<()>,
@@ -71,8 +72,8 @@ impl Machine {
         (permit, self.alone.read().await)
     }
 
-    /// Waits until all others have had their turn: whoever stands in line here would keep them waiting for the
-    /// longest of those that run.
+    /// Waits until all others have had their turn: whoever stands in line here would keep them
+    /// waiting for the longest of those that run.
     async fn write(&self) -> RwLockWriteGuard<'_, ()> {
         loop {
             if let Ok(alone) = self.alone.try_write() {

@@ -1,8 +1,8 @@
 //! A worker that is cut off from its store, in every way, and can still reach what it writes to.
 //!
-//! It has read a register and not yet written when its link is cut. Its successor opens the register
-//! and reads; then the first is told to write, and then the second. All of it goes by facts: each
-//! says when it has read, and waits for a word.
+//! It has read a register and not yet written when its link is cut. Its successor opens the
+//! register and reads; then the first is told to write, and then the second. All of it goes by
+//! facts: each says when it has read, and waits for a word.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -112,14 +112,15 @@ async fn partitions_and_delays_on_postgres() {
         "partition, link down, PostgreSQL",
         "delayed renewal, PostgreSQL",
     ];
-    // What a register without a fence loses does not depend on where the queue is: one arm is enough to see it.
+    // What a register without a fence loses does not depend on where the queue is: one arm is
+    // enough to see it.
     all_cut_off(Engine::Postgres, cases, 1).await;
 }
 
 /// In every way, and in so many of them again, with registers that are not fenced.
 async fn all_cut_off(engine: Engine, cases: [&'static str; 5], controls: usize) {
-    // A server of PostgreSQL is many processes: more than three of them keep a small machine so busy that it
-    // is the machine which is judged.
+    // A server of PostgreSQL is many processes: more than three of them keep a small machine so
+    // busy that it is the machine which is judged.
     let at_once = match engine {
         Engine::Postgres => 3,
         Engine::Redis => 2 * cases.len(),

@@ -54,15 +54,15 @@ impl Ended {
         self.healthy(harmed) == 0
     }
 
-    /// Whether the machine kept nobody waiting for so long that a live owner could lose a lease. Such a
-    /// loss makes a suspect of a neighbour one crash early, when the poison is none yet.
+    /// Whether the machine kept nobody waiting for so long that a live owner could lose a lease.
+    /// Such a loss makes a suspect of a neighbour one crash early, when the poison is none yet.
     fn is_calm(&self) -> bool {
         self.lag <= TERM / 8
     }
 }
 
-/// Works until a round is as it should be. One that is not, on a machine that stood still, is void; on
-/// any other it fails at once.
+/// Works until a round is as it should be. One that is not, on a machine that stood still, is void;
+/// on any other it fails at once.
 async fn fairly(
     neighbours: usize,
     workers: usize,

@@ -95,8 +95,8 @@ async fn lose_answers(stage: &Stage, proxy: &Proxy, most: usize) {
         work(stage, 1).await;
         let mut looks = 0;
         while proxy.lost() == lost {
-            // A request to be woken some time is not answered soon: another is chosen then. So seldom
-            // that repeats get through at once.
+            // A request to be woken some time is not answered soon: another is chosen then. So
+            // seldom that repeats get through at once.
             if looks % 200 == 0 {
                 proxy.lose_replies(fastrand::usize(10..60), 1);
             }

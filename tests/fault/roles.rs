@@ -260,8 +260,8 @@ impl Hand {
 
     /// Leaves a mark that outlives the process: this job was worked to its end.
     fn mark(&self, ctx: &Context) {
-        // A kill can cut even one write in two, where it crosses a page: what is left of it gets a line of
-        // its own.
+        // A kill can cut even one write in two, where it crosses a page: what is left of it gets a
+        // line of its own.
         self.note("done", &format!("\n{} {}\n", ctx.job_id(), ctx.token()));
     }
 

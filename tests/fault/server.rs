@@ -130,7 +130,8 @@ async fn stalls(engine: Engine, case: &'static str, daily: usize) {
     judged.assert_sound(case);
     let (expired, late) = (view.ledger.expired_deadline, view.ledger.late);
     let felt = match engine {
-        // What reaches this server while it stands still is done first of all: late, and before any claim.
+        // What reaches this server while it stands still is done first of all: late, and before any
+        // claim.
         Engine::Postgres => expired + late,
         Engine::Redis => expired,
     };

@@ -1,13 +1,14 @@
 //! Clocks that jump and drift: the server's, and one holder's.
 //!
 //! A Redis store takes its time from the server; here from a file that every process reads, so that
-//! it can be set. A SQLite store takes it from the host, so that one process with a clock of its own
-//! is a holder, and an issuer, whose clock is off. (A worker asks no wall clock: on a server, a
+//! it can be set. A SQLite store takes it from the host, so that one process with a clock of its
+//! own is a holder, and an issuer, whose clock is off. (A worker asks no wall clock: on a server, a
 //! holder's clock cannot be off.)
 //!
 //! What a clock decides is when a lease ends. It decides neither the order of tokens nor who may
 //! write: leases may end early, and then their holders are refused. So there are two kinds of arms
-//! that must fail: the same without the fence, and an issuer beside ours whose tokens are the clock.
+//! that must fail: the same without the fence, and an issuer beside ours whose tokens are the
+//! clock.
 
 use std::time::Duration;
 
@@ -64,8 +65,8 @@ async fn load(stage: &Stage, millis: u64) {
     }
 }
 
-/// An issuer whose tokens are its clock and nothing else, beside the real one: what a token must not
-/// be. It has one clock, or two that take turns.
+/// An issuer whose tokens are its clock and nothing else, beside the real one: what a token must
+/// not be. It has one clock, or two that take turns.
 struct ByTheClock {
     clocks: Vec<Box<dyn Clock>>,
     begun: CancellationToken,
@@ -226,8 +227,8 @@ mod server {
     }
 }
 
-/// The owner whose clock is `ahead` holds, and another replaces it; or, where the clock is ahead, it
-/// replaces the other.
+/// The owner whose clock is `ahead` holds, and another replaces it; or, where the clock is ahead,
+/// it replaces the other.
 async fn one_off(ahead: i64, fenced: bool) -> Judgement {
     let mut stage = Stage::sqlite().await;
     hold(&mut stage).await;

@@ -260,8 +260,8 @@ pub(crate) mod pulse {
         longest_of(&LATE, since)
     }
 
-    /// The longest wait for a processor or for the disk since then: how long a process that does its
-    /// best may have kept silent.
+    /// The longest wait for a processor or for the disk since then: how long a process that does
+    /// its best may have kept silent.
     pub(crate) fn stood_still(since: Instant) -> Duration {
         longest(since).max(longest_of(&SYNCED, since))
     }

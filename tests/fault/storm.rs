@@ -19,8 +19,8 @@ struct Held {
     _host: Host,
 }
 
-/// One worker with so many leases, on a server that stands still for a good part of a term, unless the
-/// worker has a flaw.
+/// One worker with so many leases, on a server that stands still for a good part of a term, unless
+/// the worker has a flaw.
 async fn hold(engine: Engine, leases: usize, term: Duration, flaw: Option<Flaw>) -> Held {
     let host = if flaw.is_none() {
         engine.own()

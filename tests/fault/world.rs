@@ -77,8 +77,8 @@ impl World {
         &**self.client.store()
     }
 
-    /// Kills a worker, and waits until all that it has asked for is done or undone: what has reached a
-    /// server does not die with its sender.
+    /// Kills a worker, and waits until all that it has asked for is done or undone: what has
+    /// reached a server does not die with its sender.
     #[cfg_attr(
         not(feature = "postgres"),
         expect(

@@ -25,7 +25,8 @@ impl FileHolder {
         self.opened.as_mut().unwrap()
     }
 
-    /// Appends a line, and drops those of scopes that are no longer looked at: the file stays small.
+    /// Appends a line, and drops those of scopes that are no longer looked at: the file stays
+    /// small.
     fn append(&self, value: u64) -> impl FnOnce(Vec<u8>) -> Vec<u8> + Send + use<> {
         let line = format!("{}\t{value}\n", self.scope);
         move |content| {

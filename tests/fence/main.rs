@@ -1,5 +1,5 @@
-//! Fences: every adapter against the conformance suite, what a refusal does to a handler, and broken
-//! variants that the suite must catch.
+//! Fences: every adapter against the conformance suite, what a refusal does to a handler, and
+//! broken variants that the suite must catch.
 
 #![allow(clippy::unwrap_used, reason = "trouble here should stop it")]
 #![allow(clippy::disallowed_methods, reason = "it waits on the real time")]

@@ -10,7 +10,8 @@ use leasehold_conformance::resource::{Holder, Subject};
 
 use crate::conforms;
 
-/// One cell for all scopes: what landed, by the scope it landed under. Shared, because a read copies it.
+/// One cell for all scopes: what landed, by the scope it landed under. Shared, because a read
+/// copies it.
 type Lists = Arc<HashMap<Scope, Vec<u64>>>;
 
 #[derive(Default)]

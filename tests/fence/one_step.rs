@@ -462,8 +462,8 @@ async fn a_handler_whose_lease_is_somebody_elses_ends_as_lost_and_a_wrong_comman
     assert_eq!(paid.as_deref(), Some("1"));
 }
 
-/// How often each of six steps was done by a job that loses its lease twice, amid a step. In one step
-/// with its checkpoint, or before it.
+/// How often each of six steps was done by a job that loses its lease twice, amid a step. In one
+/// step with its checkpoint, or before it.
 async fn steps_done(together: bool) -> Vec<u64> {
     let server = Arc::new(Standalone::start(&[]));
     let client = client(server.url(), 1);

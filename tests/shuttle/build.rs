@@ -1,5 +1,5 @@
-//! Makes copies of `src/worker/held.rs` for the tests: the shipped code, and some with a flaw. The file
-//! takes its locks and atomics from a module `sync` beside it, which has shuttle's here.
+//! Makes copies of `src/worker/held.rs` for the tests: the shipped code, and some with a flaw. The
+//! file takes its locks and atomics from a module `sync` beside it, which has shuttle's here.
 
 use std::{env, fs, path::Path};
 

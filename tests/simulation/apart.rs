@@ -1,7 +1,7 @@
 //! A store that lives in real time, on a thread of its own, as one behind a server must.
 //!
-//! Whoever calls it stands still until it has answered. All hosts are on the caller's thread, so that
-//! virtual time stands still meanwhile, however long the answer takes.
+//! Whoever calls it stands still until it has answered. All hosts are on the caller's thread, so
+//! that virtual time stands still meanwhile, however long the answer takes.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The real stores, on the world's clock: memory, SQLite without its writer's thread, and PostgreSQL
-//! with its server.
+//! The real stores, on the world's clock: memory, SQLite without its writer's thread, and
+//! PostgreSQL with its server.
 
 use std::sync::Arc;
 

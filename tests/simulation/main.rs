@@ -1,9 +1,9 @@
 //! The real worker runtime and the real stores on virtual time, with seeded troubles.
 //!
-//! A seed is a workload, a kind of trouble and dice. Everything runs on one thread: each process has
-//! a runtime of its own with a paused clock, which a freeze leaves standing and a crash drops where
-//! it is; calls go through a network that loses, delays, repeats and reorders them. Each seed runs
-//! twice and must leave the same history. A failure prints the command that replays it.
+//! A seed is a workload, a kind of trouble and dice. Everything runs on one thread: each process
+//! has a runtime of its own with a paused clock, which a freeze leaves standing and a crash drops
+//! where it is; calls go through a network that loses, delays, repeats and reorders them. Each seed
+//! runs twice and must leave the same history. A failure prints the command that replays it.
 
 #![allow(
     clippy::disallowed_methods,
@@ -106,8 +106,8 @@ impl FromStr for Case {
     }
 }
 
-/// Which seeds: a few in the daily run, many in the campaign, or those of `LEASEHOLD_SEEDS`: a number,
-/// or the first and the last of a piece of a longer run.
+/// Which seeds: a few in the daily run, many in the campaign, or those of `LEASEHOLD_SEEDS`: a
+/// number, or the first and the last of a piece of a longer run.
 fn seeds(daily: impl Iterator<Item = u64>, campaign: u64) -> Vec<u64> {
     let Ok(asked) = std::env::var("LEASEHOLD_SEEDS") else {
         return match std::env::var_os("LEASEHOLD_CAMPAIGN") {
@@ -122,8 +122,9 @@ fn seeds(daily: impl Iterator<Item = u64>, campaign: u64) -> Vec<u64> {
     }
 }
 
-/// So many seeds that meet every kind of trouble, and every workload, equally often: neighbours have
-/// their trouble in common, and all pairs are too many for an engine whose calls take milliseconds.
+/// So many seeds that meet every kind of trouble, and every workload, equally often: neighbours
+/// have their trouble in common, and all pairs are too many for an engine whose calls take
+/// milliseconds.
 fn spread(few: u64) -> impl Iterator<Item = u64> {
     const STRIDE: u64 = 7;
     const { assert!(!PAIRS.is_multiple_of(STRIDE)) };

@@ -1,10 +1,10 @@
 //! A small model of the protocol, every state of it visited.
 //!
-//! Two workers, one job, one issuer, one fenced resource, and time in steps. A worker claims, may be
-//! paused anywhere, renews, opens the resource, reads it, writes back what it read and its own mark,
-//! and settles; its messages arrive at once, which is no loss: a message under way is a worker that
-//! was paused before sending it. The issuer may lose everything it knew. All interleavings are
-//! walked, breadth first, so that a counterexample is a shortest one.
+//! Two workers, one job, one issuer, one fenced resource, and time in steps. A worker claims, may
+//! be paused anywhere, renews, opens the resource, reads it, writes back what it read and its own
+//! mark, and settles; its messages arrive at once, which is no loss: a message under way is a
+//! worker that was paused before sending it. The issuer may lose everything it knew. All
+//! interleavings are walked, breadth first, so that a counterexample is a shortest one.
 //!
 //! The walk is forty lines here; a model checker as a dependency would bring a web server and some
 //! thirty crates for the same breadth-first search.
@@ -70,7 +70,8 @@ struct State {
     settled: bool,
     /// The last token given, as far as the issuer remembers.
     last: u8,
-    /// Claims so far, and the largest token of them: known to the one who checks, not to the issuer.
+    /// Claims so far, and the largest token of them: known to the one who checks, not to the
+    /// issuer.
     claims: u8,
     largest: u8,
     rollbacks: u8,

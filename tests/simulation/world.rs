@@ -33,8 +33,8 @@ pub(crate) enum Goal {
     Liveness,
 }
 
-/// How long after the troubles the backlog may take, on a clock that was never set back: the longest
-/// retry, expiry and outage add up to less than a tenth of it.
+/// How long after the troubles the backlog may take, on a clock that was never set back: the
+/// longest retry, expiry and outage add up to less than a tenth of it.
 const DRAIN_LIMIT: Duration = Duration::from_secs(120);
 
 /// What a run left.

@@ -59,8 +59,8 @@ impl Drop for SmallDisk {
 pub struct Ballast(File);
 
 impl Ballast {
-    /// Gives the room back. Not by removing the file: while another test starts a process, that one has
-    /// it open, too.
+    /// Gives the room back. Not by removing the file: while another test starts a process, that one
+    /// has it open, too.
     pub fn drop_all(self) {
         self.0.set_len(0).unwrap();
     }

@@ -1,4 +1,5 @@
-//! One issuer and several processes: what one of them was given, the next knows from the issuer alone.
+//! One issuer and several processes: what one of them was given, the next knows from the issuer
+//! alone.
 
 use std::time::Duration;
 
@@ -10,8 +11,8 @@ use leasehold_conformance::{Driver, Held};
 /// How far tokens may run ahead of the clock, in microseconds.
 const LEAD: u64 = 20_000;
 
-/// Each process that `process` starts goes on behind the last token, within what fits. If `twice` is
-/// set, claims name their queue twice, and then they are not plain.
+/// Each process that `process` starts goes on behind the last token, within what fits. If `twice`
+/// is set, claims name their queue twice, and then they are not plain.
 pub async fn goes_on_behind_the_last(
     clock: &ManualClock,
     twice: bool,

@@ -3,9 +3,10 @@
 //! A bound on real time is kept by code *on a machine that runs it*. While others have the
 //! processors or the disk, nothing here is on time, and a broken bound says nothing about the code.
 //! So a watch stands beside the measurement and does what needs no code of ours: it sleeps for a
-//! moment, syncs a few bytes, and adds up what others had of the processors. A round that breaks its
-//! bound while the watch itself was held up is void, and run again. The bounds do not move, a round
-//! that breaks one on a calm machine fails at once, and a machine that is never calm fails too.
+//! moment, syncs a few bytes, and adds up what others had of the processors. A round that breaks
+//! its bound while the watch itself was held up is void, and run again. The bounds do not move, a
+//! round that breaks one on a calm machine fails at once, and a machine that is never calm fails
+//! too.
 
 use std::io::Write as _;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! A worker whose handler pays, and the job it is paid for: kept for an hour, so that it can be asked
-//! what became of it.
+//! A worker whose handler pays, and the job it is paid for: kept for an hour, so that it can be
+//! asked what became of it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};

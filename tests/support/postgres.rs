@@ -1,6 +1,6 @@
-//! Private PostgreSQL servers for tests: started on a free port in a directory of their own, killed,
-//! frozen and restarted at will, and gone with the test, however that ends. Where PostgreSQL is not
-//! installed, a test that needs it fails.
+//! Private PostgreSQL servers for tests: started on a free port in a directory of their own,
+//! killed, frozen and restarted at will, and gone with the test, however that ends. Where
+//! PostgreSQL is not installed, a test that needs it fails.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -23,9 +23,9 @@ const READY_WITHIN: Duration = Duration::from_secs(120);
 /// How long a server may take to quit before it is killed.
 const QUITS_WITHIN: Duration = Duration::from_secs(2);
 
-/// Takes a server away when the input ends. Each of its processes is a group of its own, and may be frozen.
-/// One that is asked to quit gives back its shared memory, of which the system has so many pieces only; of one
-/// that was killed, the second number of line 7 names it.
+/// Takes a server away when the input ends. Each of its processes is a group of its own, and may be
+/// frozen. One that is asked to quit gives back its shared memory, of which the system has so many
+/// pieces only; of one that was killed, the second number of line 7 names it.
 const CLEAN: &str = r#"
     cat > /dev/null
     exec 2> /dev/null
@@ -81,8 +81,8 @@ fn bin() -> PathBuf {
     newest.expect("PostgreSQL is not installed here: ./tests/run installs it")
 }
 
-/// Below the ports that the system gives to outgoing connections: a server that is down for a while must
-/// find its port free again.
+/// Below the ports that the system gives to outgoing connections: a server that is down for a while
+/// must find its port free again.
 pub fn free_port() -> u16 {
     let free = |port: &u16| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok();
     let mut ports = std::iter::repeat_with(|| fastrand::u16(30_000..32_700));

@@ -1,7 +1,7 @@
 //! A proxy that misbehaves on demand, between a client and its server.
 //!
-//! Its mode can be changed at any time and holds for connections that are already open. It knows where a
-//! request ends, so it can let a certain one through and lose its reply.
+//! Its mode can be changed at any time and holds for connections that are already open. It knows
+//! where a request ends, so it can let a certain one through and lose its reply.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -112,8 +112,8 @@ impl Proxy {
         self.shared.mode.send_replace(mode);
     }
 
-    /// Lets the next `pass` requests through, then forwards each of `hit` more, waits for its reply,
-    /// and closes the connection instead of passing the reply on: the server did it, and the
+    /// Lets the next `pass` requests through, then forwards each of `hit` more, waits for its
+    /// reply, and closes the connection instead of passing the reply on: the server did it, and the
     /// client cannot know.
     pub fn lose_replies(&self, pass: usize, hit: usize) {
         *self.shared.plan.lock().unwrap() = Plan { pass, hit };

@@ -1,8 +1,8 @@
 //! Renew ∥ settle ∥ cancel ∥ revoke ∥ drain ∥ drop inside the runtime, on real threads.
 //!
 //! Nobody knows the right answers here: the shared checker judges the history of every round. The
-//! same meetings, one await at a time and replayable, are in `tests/simulation`; those that no await
-//! separates, one step of a lock or an atomic at a time, in `tests/shuttle`.
+//! same meetings, one await at a time and replayable, are in `tests/simulation`; those that no
+//! await separates, one step of a lock or an atomic at a time, in `tests/shuttle`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +57,8 @@ async fn handle(job: Race, ctx: Context) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Two workers, of which one is drained and the other dropped while an operator cancels and revokes.
+/// Two workers, of which one is drained and the other dropped while an operator cancels and
+/// revokes.
 async fn storm(store: Arc<dyn Store>, round: u64) {
     let mut dice = fastrand::Rng::with_seed(round);
     let client = Client::new(Arc::clone(&store));

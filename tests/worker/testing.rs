@@ -1,5 +1,5 @@
-//! The zombie test: handlers with one fault each, which it must find where it is, right ones, which it
-//! must pass, and handlers that cannot be tested, which it must not pass either.
+//! The zombie test: handlers with one fault each, which it must find where it is, right ones, which
+//! it must pass, and handlers that cannot be tested, which it must not pass either.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};

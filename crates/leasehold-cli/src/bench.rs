@@ -19,7 +19,8 @@ use leasehold_web::prometheus::Exporter;
 /// Rounds of bare engine and worker, in turn: the machine's mood hits both.
 const ROUNDS: usize = 3;
 
-/// Measures a store through the worker runtime, in a namespace of its own that is purged at the end.
+/// Measures a store through the worker runtime, in a namespace of its own that is purged at the
+/// end.
 ///
 /// In three rounds, a third of the jobs each, the bare engine and the store are measured in turn;
 /// the figures are medians.
@@ -29,7 +30,8 @@ const ROUNDS: usize = 3;
 /// drain    All jobs wait before one worker starts. The rate counts from the start of the worker
 ///          until the last completion is settled. Metrics are recorded, by a Prometheus recorder.
 ///
-/// wait     From the call of enqueue to the start of the handler, at 200 jobs a second for 3 seconds.
+/// wait     From the call of enqueue to the start of the handler, at 200 jobs a second for 3
+/// seconds.
 ///
 /// raw      The bare engine, without leases. memory: one loop pops the payload from a locked deque,
 ///          decodes it and awaits the same handler, boxed. sqlite: one connection to a file in the

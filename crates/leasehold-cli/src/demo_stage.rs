@@ -69,8 +69,8 @@ pub(super) struct Stage {
     post: mpsc::UnboundedSender<(usize, News)>,
     /// All that were enqueued.
     pub(super) jobs: Vec<JobId>,
-    /// Whether more jobs come when none is left in line: whom a story is told about must be at work,
-    /// however slowly a busy machine gets to that point.
+    /// Whether more jobs come when none is left in line: whom a story is told about must be at
+    /// work, however slowly a busy machine gets to that point.
     pub(super) more_to_do: bool,
     pub(super) view: View,
     pub(super) heard: Heard,
@@ -309,8 +309,8 @@ impl Stage {
     /// Freezes a worker that is in mid-job.
     ///
     /// A process that is frozen inside a transaction keeps everybody else from writing until it is
-    /// thawed. Nothing is lost then, but there is nothing to see either: so it goes on for a moment,
-    /// and is frozen again.
+    /// thawed. Nothing is lost then, but there is nothing to see either: so it goes on for a
+    /// moment, and is frozen again.
     pub(super) async fn freeze(&mut self, worker: usize) -> Result<Gone, Trouble> {
         for _ in 0..20 {
             self.watch_until("a worker in mid-job", |seen, _| seen.of(worker).count() > 1)

@@ -1,8 +1,8 @@
 //! One worker of the demo: a process of its own, to be killed or frozen.
 //!
-//! It tells the demo what happens to it, one line of JSON each, on stdout, and drains when its stdin
-//! closes: so it does not outlive the demo, however that ends. The workers are one process group, and
-//! the first to see the end wakes those that are frozen.
+//! It tells the demo what happens to it, one line of JSON each, on stdout, and drains when its
+//! stdin closes: so it does not outlive the demo, however that ends. The workers are one process
+//! group, and the first to see the end wakes those that are frozen.
 //!
 //! Its handler is the honest zombie. The runtime would stop a handler whose lease ran out while the
 //! process stood still. This one, when it is late, does what code without such a runtime around it

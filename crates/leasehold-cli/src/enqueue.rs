@@ -11,8 +11,8 @@ use leasehold::job::{Kind, NewJob, QueueName};
 use leasehold::limits;
 use leasehold::store::Enqueued;
 
-/// Prints the job's id, and `new`, or `duplicate` if its unique key was held: then the id is that of
-/// the job that holds it.
+/// Prints the job's id, and `new`, or `duplicate` if its unique key was held: then the id is that
+/// of the job that holds it.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// The job's type

@@ -1,7 +1,7 @@
 //! The `leasehold` command: the demo, the measurements, and the verbs for people.
 //!
-//! Everything goes through `inspect` and `control`, so it works on every store. Data goes to stdout,
-//! everything else to stderr. An error is one line; `exit` has the codes.
+//! Everything goes through `inspect` and `control`, so it works on every store. Data goes to
+//! stdout, everything else to stderr. An error is one line; `exit` has the codes.
 //!
 //! | file | command |
 //! |---|---|
@@ -58,7 +58,8 @@ mod workers;
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, after_help = exit::CODES, disable_help_subcommand = true)]
 struct Cli {
-    /// The store, if `LEASEHOLD_URL` does not name it: `sqlite://PATH`, `sqlite:///ABSOLUTE/PATH`, `redis://HOST`, `postgres://HOST/DATABASE` or `memory:`, with `?namespace=NAME`
+    /// The store, if `LEASEHOLD_URL` does not name it: `sqlite://PATH`, `sqlite:///ABSOLUTE/PATH`,
+    /// `redis://HOST`, `postgres://HOST/DATABASE` or `memory:`, with `?namespace=NAME`
     #[arg(
         long,
         global = true,

@@ -28,7 +28,8 @@ pub(super) struct Args {
     #[arg(long)]
     allow_actions: bool,
 
-    /// The environment variable with a token: for `Authorization: Bearer`, or as the password of any user
+    /// The environment variable with a token: for `Authorization: Bearer`, or as the password of
+    /// any user
     #[arg(long, value_name = "NAME", conflicts_with = "auth_basic_env")]
     auth_token_env: Option<String>,
 

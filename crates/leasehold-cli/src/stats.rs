@@ -11,12 +11,12 @@ use leasehold::inspect::{Ledger, QueueView};
 
 /// Shows each queue: jobs by state, what became of its leases, how long the next job has waited.
 ///
-/// released : expired is the health of a queue in one figure. Leases expire when workers die, freeze
-/// or work longer than the term without renewing.
+/// released : expired is the health of a queue in one figure. Leases expire when workers die,
+/// freeze or work longer than the term without renewing.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// Show again every so many seconds (1 if none are given), until interrupted; with --output json
-    /// one document a line
+    /// Show again every so many seconds (1 if none are given), until interrupted; with --output
+    /// json one document a line
     #[arg(
         long,
         value_name = "SECONDS",

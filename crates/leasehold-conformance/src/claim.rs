@@ -559,9 +559,9 @@ pub async fn settlements_ride_along(d: &Driver) {
     assert_eq!(Held::all(&claimed)[0].id(), parked);
 }
 
-/// Settlements ride along wherever their leases are: with another queue's claim, of several queues at
-/// once, with a claim that finds no queue; and under whatever session. What is refused is counted where its
-/// lease was.
+/// Settlements ride along wherever their leases are: with another queue's claim, of several queues
+/// at once, with a claim that finds no queue; and under whatever session. What is refused is
+/// counted where its lease was.
 pub async fn settlements_of_other_queues_ride_along(d: &Driver) {
     let of = |name: &str| job().queue(name).expect("a name").retention(secs(60));
     let from = |name: &str| {
@@ -636,7 +636,8 @@ pub async fn many_settlements_ride_along(d: &Driver) {
     }
 }
 
-/// Settlements do not ride under a request that a later one of its lane has overtaken, wherever that went.
+/// Settlements do not ride under a request that a later one of its lane has overtaken, wherever
+/// that went.
 pub async fn overtaken_settlements_do_not_ride(d: &Driver) {
     let held = d.held(job()).await;
     d.enqueue(job().queue("other").expect("a name")).await;
@@ -756,7 +757,8 @@ pub async fn each_claim_brings_its_terms(d: &Driver) {
     assert_eq!(d.claim_one().await.granted, TERM);
 }
 
-/// A claim expires all that is overdue, whether that fits into a step of the store or does not quite.
+/// A claim expires all that is overdue, whether that fits into a step of the store or does not
+/// quite.
 pub async fn expires_all_that_is_overdue(d: &Driver) {
     for count in [49, 50, 51] {
         let ids = d.enqueue_many(count).await;
@@ -789,8 +791,8 @@ pub async fn as_many_as_asked_of_several_queues(d: &Driver) {
     assert_eq!(got.iter().map(Held::id).collect::<Vec<_>>(), ids[..7]);
 }
 
-/// A claim that would find nothing needs no token: it is answered also while the clock is behind the
-/// last one. One that would find something gets it, or is told to wait.
+/// A claim that would find nothing needs no token: it is answered also while the clock is behind
+/// the last one. One that would find something gets it, or is told to wait.
 pub async fn finding_nothing_needs_no_token(d: &Driver) {
     // A new issuer starts above the clock of that time, and so could not fall behind it.
     d.settled(&d.held(job()).await, complete()).await;
@@ -919,7 +921,8 @@ pub async fn visits_no_queue_in_vain(d: &Driver) {
     assert_eq!((Held::all(&claimed).len(), claimed.expired.len()), (2, 1));
 }
 
-/// A settlement that rides along ends one lease of an overdue grant; the others expire in the same claim.
+/// A settlement that rides along ends one lease of an overdue grant; the others expire in the same
+/// claim.
 pub async fn siblings_of_a_late_rider_expire(d: &Driver) {
     let ids = d.enqueue_many(3).await;
     let held = d.claim(3).await;
@@ -942,8 +945,8 @@ pub async fn siblings_of_a_late_rider_expire(d: &Driver) {
     assert_eq!((ledger.completed, ledger.late, ledger.live), (1, 1, 2));
 }
 
-/// Tokens run 20 ms ahead of the clock at most: a claim is given what fits, and none if nothing does.
-/// Memory has no such limit.
+/// Tokens run 20 ms ahead of the clock at most: a claim is given what fits, and none if nothing
+/// does. Memory has no such limit.
 pub async fn as_many_tokens_as_fit(d: &Driver) {
     let instant = std::time::Duration::from_micros(1);
     let lead = instant * 20_000;
@@ -994,8 +997,8 @@ pub async fn tokens_grow_across_queues(d: &Driver) {
     assert_eq!(claim("b").await, last + 1);
 }
 
-/// A claim takes jobs until its bytes are used up, from all its queues together, and each grant is full
-/// to the byte.
+/// A claim takes jobs until its bytes are used up, from all its queues together, and each grant is
+/// full to the byte.
 pub async fn bytes_are_counted_to_the_last(d: &Driver) {
     let of = |name: &str| job().queue(name).expect("a name");
     let big = |name: &str| {
@@ -1055,7 +1058,8 @@ async fn suspect_of(d: &Driver, new: leasehold::NewJob) -> Held {
     panic!("two expiries make a suspect");
 }
 
-/// What comes next is told of the queues that were asked for, whether there was something to grant or not.
+/// What comes next is told of the queues that were asked for, whether there was something to grant
+/// or not.
 pub async fn tells_nothing_of_other_queues(d: &Driver) {
     let of = |name: &str| job().queue(name).expect("a name");
     for (name, seconds) in [("early", 10), ("late", 30)] {
@@ -1082,7 +1086,8 @@ pub async fn tells_nothing_of_other_queues(d: &Driver) {
     assert_eq!((claimed.next_due, claimed.next_deadline), (None, None));
 }
 
-/// What falls due or expires at this very moment is served by this very claim, with what is ready or without.
+/// What falls due or expires at this very moment is served by this very claim, with what is ready
+/// or without.
 pub async fn the_moment_itself_counts(d: &Driver) {
     let claim = async || {
         let mut request = d.claim_request(9);

@@ -203,8 +203,8 @@ pub async fn an_id_is_free_once_its_job_is_gone(d: &Driver) {
     }
 }
 
-/// The client's id is the job: one that is there, wherever it stands, is not stored again. Its neighbours
-/// in the call are.
+/// The client's id is the job: one that is there, wherever it stands, is not stored again. Its
+/// neighbours in the call are.
 pub async fn an_id_that_is_there_is_a_duplicate(d: &Driver) {
     let kept = d.held(job().retention(secs(3_600))).await;
     d.settled(&kept, complete()).await;

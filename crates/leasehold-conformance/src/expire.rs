@@ -253,7 +253,8 @@ pub async fn every_cause_counts_toward_the_limit(d: &Driver) {
     counts(JobState::Dead, 1, 4).await;
 }
 
-/// Many grants of one lease each, more than a store looks at in one go: all expire, the oldest first.
+/// Many grants of one lease each, more than a store looks at in one go: all expire, the oldest
+/// first.
 pub async fn many_small_grants(d: &Driver) {
     const GRANTS: usize = 130;
     d.enqueue_many(GRANTS).await;

@@ -2,11 +2,12 @@
 //!
 //! A history is a list of [`Event`]s in real-time order, one JSON object per line. A call is two
 //! events: its invocation and its end, `ok`, `fail` (certainly not applied) or `unknown` (perhaps
-//! applied). A call without an end is unknown: its caller died. The place of an event in the list is
-//! its time; the store's clock is noted where the recorder knows it.
+//! applied). A call without an end is unknown: its caller died. The place of an event in the list
+//! is its time; the store's clock is noted where the recorder knows it.
 //!
-//! [`RecordingStore`](super::RecordingStore) writes the calls of one process. Fenced resources are written by hand with
-//! [`History::open`] and [`History::write`]. The [checker](super::checker) reads all of it.
+//! [`RecordingStore`](super::RecordingStore) writes the calls of one process. Fenced resources are
+//! written by hand with [`History::open`] and [`History::write`]. The [checker](super::checker)
+//! reads all of it.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -63,7 +63,8 @@ pub async fn keys_do_not_collide(d: &Driver) {
     d.enqueue(job().exclusive("k").expect("a key")).await;
 }
 
-/// The key is held while the job is scheduled, ready, leased, retried, surrendered, expired, revoked.
+/// The key is held while the job is scheduled, ready, leased, retried, surrendered, expired,
+/// revoked.
 pub async fn held_through_the_whole_life(d: &Driver) {
     let id = d.enqueue(unique().delay(secs(5))).await;
     is_taken_by(d, id).await;

@@ -433,8 +433,8 @@ fn ledger(
         }
     }
     let all_known = effects.iter().all(|effect| effect.answer.is_some());
-    // A repeated claim does not list what has ended or is overdue meanwhile: such a lease shows only
-    // when it ends, or is still there.
+    // A repeated claim does not list what has ended or is overdue meanwhile: such a lease shows
+    // only when it ends, or is still there.
     let unseen = |queue: &QueueName| {
         let expired = effects.iter().filter_map(|effect| match &effect.answer {
             Some(Answer::Claimed { expired, .. } | Answer::Reaped(expired)) => Some(expired),

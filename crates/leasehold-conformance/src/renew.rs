@@ -77,7 +77,8 @@ pub async fn renews_until_the_deadline(d: &Driver) {
     assert_eq!(d.renew(held.beat()).await, held_for(TERM));
 }
 
-/// Leases that are renewed together for the first time end each at its own deadline, at that very moment.
+/// Leases that are renewed together for the first time end each at its own deadline, at that very
+/// moment.
 pub async fn each_until_its_own_deadline(d: &Driver) {
     let instant = std::time::Duration::from_micros(1);
     let mut held = Vec::new();
@@ -557,8 +558,8 @@ pub async fn any_leases_of_a_grant(d: &Driver) {
     assert_eq!(d.renew(named(&[0, 3])).await, fenced(&[]));
 }
 
-/// What a beat shows that is fenced is not kept: neither with a foreign proof, nor of a lease of another
-/// grant, nor from the deadline on.
+/// What a beat shows that is fenced is not kept: neither with a foreign proof, nor of a lease of
+/// another grant, nor from the deadline on.
 pub async fn fenced_progress_is_not_kept(d: &Driver) {
     d.enqueue_many(3).await;
     let held = d.claim(1).await.remove(0);

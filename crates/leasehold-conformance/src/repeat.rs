@@ -258,7 +258,8 @@ pub async fn reap_expires_once(d: &Driver) {
     assert_eq!((first.len(), d.ledger().await.expired()), (2, 2));
 }
 
-/// A repeated reap expires nothing in another queue either: where it goes is settled by the first send.
+/// A repeated reap expires nothing in another queue either: where it goes is settled by the first
+/// send.
 pub async fn reap_goes_nowhere_else(d: &Driver) {
     let mut tokens = Vec::new();
     for name in ["a", "b"] {

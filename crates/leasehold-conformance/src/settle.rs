@@ -527,8 +527,8 @@ pub async fn complete_with_keys_and_retention(d: &Driver) {
     assert!(matches!(again[..], [Enqueued::New(_)]), "{again:?}");
 }
 
-/// What one call surrenders goes to the front together, in token order, however much it is; a receipt
-/// of a partition that is not there takes nothing along and changes no place.
+/// What one call surrenders goes to the front together, in token order, however much it is; a
+/// receipt of a partition that is not there takes nothing along and changes no place.
 pub async fn many_go_to_the_front_together(d: &Driver) {
     let ids = d.enqueue_many(121).await;
     for stray in [complete(), surrender()] {

@@ -24,19 +24,19 @@ impl fmt::Display for FrozenAt {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum FaultKind {
-    /// An effect of the zombie was accepted after its successor had opened its fences, or had ended;
-    /// or after it had begun, if it opens none.
+    /// An effect of the zombie was accepted after its successor had opened its fences, or had
+    /// ended; or after it had begun, if it opens none.
     Accepted,
-    /// An effect of the zombie was accepted before its successor opened the fence, and its successor
-    /// went on as if it had not been: it had read before it opened.
+    /// An effect of the zombie was accepted before its successor opened the fence, and its
+    /// successor went on as if it had not been: it had read before it opened.
     OpenedLate,
     /// The end is another than without a zombie: what the first run had done was done again, or got
     /// lost.
     Repeated,
     /// The successor did not complete the job.
     Failed,
-    /// The successor waits for something that the frozen run has, such as a lock that is held across
-    /// an await, or for something outside of this process.
+    /// The successor waits for something that the frozen run has, such as a lock that is held
+    /// across an await, or for something outside of this process.
     Blocked,
     /// A poll did not return: it waits for something that the other run has, and does not await it.
     Hung,

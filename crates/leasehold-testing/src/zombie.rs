@@ -30,12 +30,13 @@ type Handle<R> = Box<dyn Fn(R, Worker, &str) -> Worker + Send>;
 
 /// A test that makes a zombie of a handler at each of its await points.
 ///
-/// For each point: fresh resources; the handler runs up to there and is not polled any more; its lease
-/// expires; a successor runs under the next token; the zombie wakes up and runs to its end, believing
-/// that it still holds its lease. It wakes up amid its successor's run (before each change that the
-/// watches see, and before and after each fence that is opened), and when both its successor and the
-/// queue's next job have ended. The successor is the next run of the job, or, once the job is given
-/// up, the next job of its exclusive key. The watched resources tell what came of it.
+/// For each point: fresh resources; the handler runs up to there and is not polled any more; its
+/// lease expires; a successor runs under the next token; the zombie wakes up and runs to its end,
+/// believing that it still holds its lease. It wakes up amid its successor's run (before each
+/// change that the watches see, and before and after each fence that is opened), and when both its
+/// successor and the queue's next job have ended. The successor is the next run of the job, or,
+/// once the job is given up, the next job of its exclusive key. The watched resources tell what
+/// came of it.
 ///
 /// All of it happens on a thread and a virtual clock of its own; nothing is waited for.
 #[must_use = "nothing is tested until it is run"]
@@ -62,7 +63,8 @@ impl<R: Clone + Send + 'static> Zombie<R> {
     ///
     /// `make` makes the resources afresh; clones must share them, as clients of one database do.
     /// They are in this process: memory, SQLite, files behind a
-    /// [`FencedFile`](leasehold::fence::file::FencedFile). Real sockets do not go with virtual time.
+    /// [`FencedFile`](leasehold::fence::file::FencedFile). Real sockets do not go with virtual
+    /// time.
     pub fn new<J: Job, H: Handler<J>>(
         job: &J,
         make: impl Fn() -> R + Send + 'static,
@@ -81,8 +83,8 @@ impl<R: Clone + Send + 'static> Zombie<R> {
         }
     }
 
-    /// Watches a resource: no effect of the zombie may be accepted once its successor has opened its
-    /// fences, and the end must be the same as without a zombie.
+    /// Watches a resource: no effect of the zombie may be accepted once its successor has opened
+    /// its fences, and the end must be the same as without a zombie.
     ///
     /// Compared by its `Debug` text: leave out what differs from run to run, such as tokens.
     pub fn watch<T: fmt::Debug>(
@@ -123,8 +125,8 @@ impl<R: Clone + Send + 'static> Zombie<R> {
         Ok(self)
     }
 
-    /// The job that comes next, so that the resource moves on before the zombie wakes up. By default
-    /// the same once more, with an id of its own.
+    /// The job that comes next, so that the resource moves on before the zombie wakes up. By
+    /// default the same once more, with an id of its own.
     pub fn next_job<J: Job>(mut self, job: &J) -> Self {
         self.next = NewJob::of(job);
         self
@@ -469,7 +471,8 @@ impl<R: Clone> Scene<'_, R> {
         self.stage.claim(handle).await
     }
 
-    /// The handler stands still at an await point, its lease has run out, and its successor has one.
+    /// The handler stands still at an await point, its lease has run out, and its successor has
+    /// one.
     async fn replaced(&self, point: usize, heir: Heir) -> Result<(Actor, Actor)> {
         let mut first = self.claim().await?;
         first.go_to(point).await;

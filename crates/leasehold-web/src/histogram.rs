@@ -1,11 +1,12 @@
 //! Histograms that sort what is recorded as it is recorded.
 //!
-//! The stock recorder keeps every value until somebody asks, and sorts then: memory and a pause that
-//! grow with the jobs between two scrapes. Here a series is a row of counts, and stays one. What the
-//! crate does not know the buckets of is left to the stock recorder, counters and gauges too.
+//! The stock recorder keeps every value until somebody asks, and sorts then: memory and a pause
+//! that grow with the jobs between two scrapes. Here a series is a row of counts, and stays one.
+//! What the crate does not know the buckets of is left to the stock recorder, counters and gauges
+//! too.
 //!
-//! Each thread counts in a row of its own, as long as there are enough: what nobody else writes needs
-//! no atomic step.
+//! Each thread counts in a row of its own, as long as there are enough: what nobody else writes
+//! needs no atomic step.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

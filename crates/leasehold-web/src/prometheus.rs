@@ -198,8 +198,8 @@ fn recorder() -> Sorting {
     Sorting::new(PrometheusBuilder::new().build_recorder())
 }
 
-/// Serves `/metrics` of a worker that has no dashboard, until dropped. With a `token`, only to those
-/// who send it as `Authorization: Bearer`.
+/// Serves `/metrics` of a worker that has no dashboard, until dropped. With a `token`, only to
+/// those who send it as `Authorization: Bearer`.
 ///
 /// # Errors
 /// `InvalidInput` for an address that others can reach, without a token. `Unavailable` if it cannot

@@ -1,7 +1,7 @@
 //! Serving HTTP without being held up by anybody.
 //!
-//! A client that sends its request slowly, or none, is cut off. Of too many connections the one that
-//! has been idle the longest makes room, so that a thousand idle ones keep nobody out.
+//! A client that sends its request slowly, or none, is cut off. Of too many connections the one
+//! that has been idle the longest makes room, so that a thousand idle ones keep nobody out.
 
 use std::collections::HashMap;
 use std::convert::Infallible;

@@ -2,8 +2,8 @@
 -- in   an immediate transaction in which no table of ours exists      out  the tables
 -- why  every name starts with leasehold_: the file may also hold the user's own tables
 --
--- A job is in exactly one of: leasehold_ready (in line), leasehold_aside (scheduled, parked behind its
--- exclusive key, or settled), or the records of one grant (leased).
+-- A job is in exactly one of: leasehold_ready (in line), leasehold_aside (scheduled, parked behind
+-- its exclusive key, or settled), or the records of one grant (leased).
 
 -- One row: the version of these tables, and the issuer of tokens, one for the whole file.
 CREATE TABLE leasehold_meta (
@@ -47,8 +47,8 @@ CREATE TABLE leasehold_queues (
     UNIQUE (namespace, name)
 );
 
--- position = queue, tier (priority, suspects first) and index in one number: its order is the order of
--- service, so a claim reads one range and deletes it.
+-- position = queue, tier (priority, suspects first) and index in one number: its order is the order
+-- of service, so a claim reads one range and deletes it.
 CREATE TABLE leasehold_ready (
     position   INTEGER PRIMARY KEY,
     id     BLOB NOT NULL,
@@ -56,7 +56,8 @@ CREATE TABLE leasehold_ready (
 );
 CREATE INDEX leasehold_ready_id ON leasehold_ready (id);
 
--- state: 0 scheduled (at = run at), 1 parked (key), 3 completed, 4 dead, 5 cancelled (at = settled at).
+-- state: 0 scheduled (at = run at), 1 parked (key), 3 completed, 4 dead, 5 cancelled (at = settled
+-- at).
 CREATE TABLE leasehold_aside (
     row        INTEGER PRIMARY KEY,
     id         BLOB    NOT NULL,
@@ -89,8 +90,8 @@ CREATE TABLE leasehold_exclusive (
     PRIMARY KEY (queue, key)
 ) WITHOUT ROWID;
 
--- One row per grant, small: a renewal rewrites this row and never the records. ended has one bit for
--- each lease. first_job and last_job bound the ids, so that a look-up by id opens few records.
+-- One row per grant, small: a renewal rewrites this row and never the records. ended has one bit
+-- for each lease. first_job and last_job bound the ids, so that a look-up by id opens few records.
 CREATE TABLE leasehold_grants (
     id           INTEGER PRIMARY KEY,
     queue        INTEGER NOT NULL,
@@ -112,8 +113,8 @@ CREATE TABLE leasehold_grants (
 CREATE INDEX leasehold_grants_deadline ON leasehold_grants (queue, deadline);
 CREATE INDEX leasehold_grants_jobs ON leasehold_grants (last_job, first_job);
 
--- heads: for each record its job id, index in the grant, flags and end. Enough to settle a job that leaves
--- nothing behind.
+-- heads: for each record its job id, index in the grant, flags and end. Enough to settle a job that
+-- leaves nothing behind.
 CREATE TABLE leasehold_records (
     id      INTEGER PRIMARY KEY,
     heads   BLOB NOT NULL,

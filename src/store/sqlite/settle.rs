@@ -62,9 +62,9 @@ impl Tx<'_> {
             let (queue, late, cancel) = (current.queue, current.late, current.cancel);
             self.at(queue).ledger.late += u64::from(late);
             verdicts.push(Verdict::Held { late, cancel });
-            // Of a job that leaves nothing behind the record need not be read. A grant of 1,000 jobs
-            // of 1 KiB, settled ten at a time as workers do, takes 24 ms instead of 37 (medians of
-            // three, debug build); settled in one call, a tenth less.
+            // Of a job that leaves nothing behind the record need not be read. A grant of 1,000
+            // jobs of 1 KiB, settled ten at a time as workers do, takes 24 ms instead of 37
+            // (medians of three, debug build); settled in one call, a tenth less.
             if matches!(outcome, Outcome::Complete { .. }) && leaves_nothing(current.flags) {
                 self.take_lease(receipt.grant, current.at)?;
                 self.at(queue).ledger.count(LeaseEnd::Completed);

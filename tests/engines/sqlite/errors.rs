@@ -127,8 +127,8 @@ fn a_file_that_cannot_be_written_is_read_only() {
         }
         let exe = tempfile::tempdir().unwrap();
         let copy = exe.path().join("child");
-        // By another process: a program that this one has open for writing, or a child it starts at the
-        // same time, cannot be run.
+        // By another process: a program that this one has open for writing, or a child it starts at
+        // the same time, cannot be run.
         let mut cp = Command::new("cp");
         cp.arg(std::env::current_exe().unwrap()).arg(&copy);
         assert!(cp.status().unwrap().success());
@@ -185,14 +185,14 @@ async fn recovered(path: &std::path::Path) -> u64 {
     view[0].counts.ready
 }
 
-/// `Full` is certain: wherever in a commit the disk runs full, what was refused is not there, neither
-/// for those who live nor for those who find the log as it was left.
+/// `Full` is certain: wherever in a commit the disk runs full, what was refused is not there,
+/// neither for those who live nor for those who find the log as it was left.
 #[tokio::test]
 async fn a_commit_on_a_full_disk_is_undone_wherever_it_fails() {
     let mut refused = Vec::new();
     for pages in 0..24 {
-        // A fresh disk each time: what a refused commit wrote to the log is room for the next, and what
-        // is removed takes room for as long as a process that another test starts has it open.
+        // A fresh disk each time: what a refused commit wrote to the log is room for the next, and
+        // what is removed takes room for as long as a process that another test starts has it open.
         let dir = tempfile::tempdir().unwrap();
         let Some(disk) = SmallDisk::mount(dir.path(), "4m") else {
             eprintln!("not run: no right to mount a small disk");
@@ -235,8 +235,8 @@ async fn a_closed_store_says_so() {
     }
 }
 
-/// The engine removes its log when the last connection goes. One that a read still has would remove it
-/// later, and then perhaps the log of a file that has come in this one's place.
+/// The engine removes its log when the last connection goes. One that a read still has would remove
+/// it later, and then perhaps the log of a file that has come in this one's place.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_closed_store_has_nothing_open_whatever_was_being_read() {
     let dir = tempfile::tempdir().unwrap();

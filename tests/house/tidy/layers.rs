@@ -21,8 +21,8 @@ const LAYERS: [Layer; 7] = [
     // Values.
     Layer {
         modules: &[
-            "clock", "error", "job", "lease", "limits", "names", "receipt", "retry", "terms",
-            "token",
+            "clock", "error", "history", "job", "lease", "limits", "names", "panics", "point",
+            "receipt", "retry", "terms", "token",
         ],
         is_mixed: true,
     },
@@ -49,24 +49,24 @@ const LAYERS: [Layer; 7] = [
     // What a user holds.
     Layer {
         modules: &[
+            "atomic_redis",
             "client",
             "context",
             "ending",
-            "executor",
             "flow",
             "handler",
             "holding",
-            "lifecycle",
-            "one_step",
+            "layer",
+            "operator",
             "schedule",
             "transaction",
             "worker",
         ],
         is_mixed: true,
     },
-    // Programs, pages, and what tests use.
+    // What the other crates of the workspace use.
     Layer {
-        modules: &["cli", "dashboard", "guide", "http", "testing"],
+        modules: &["guide", "hooks"],
         is_mixed: true,
     },
 ];
@@ -209,7 +209,7 @@ fn an_import_from_above_is_found() {
         (
             "src/store/mod.rs",
             "mod memory;\nuse crate::{job, rules::{self, worker}, worker::Pool};\nuse super::client;\n\
-             #[cfg(test)]\nmod tests { use crate::cli; }",
+             #[cfg(test)]\nmod tests { use crate::hooks; }",
         ),
         (
             "src/store/memory.rs",

@@ -1,10 +1,10 @@
-//! Renew ∥ settle ∥ cancel ∥ drain ∥ drop on what a worker's threads share, in schedules that shuttle
-//! chooses, one step of a lock or an atomic at a time.
+//! Renew ∥ settle ∥ cancel ∥ drain ∥ drop on what a worker's threads share, in schedules that
+//! shuttle chooses, one step of a lock or an atomic at a time.
 //!
 //! The code is the shipped `worker/held.rs`, which finds shuttle's locks and atomics in the module
-//! `sync`. Two copies have a flaw each, and must be caught. Shuttle's memory is sequentially consistent:
-//! what weaker orderings would allow is not seen here, and is why the shipped code has a fence where
-//! two threads look at each other's flags.
+//! `sync`. Two copies have a flaw each, and must be caught. Shuttle's memory is sequentially
+//! consistent: what weaker orderings would allow is not seen here, and is why the shipped code has
+//! a fence where two threads look at each other's flags.
 //!
 //! `cargo test --manifest-path tests/shuttle/Cargo.toml`
 

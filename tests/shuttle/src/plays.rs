@@ -24,8 +24,8 @@ fn spawn(play: impl FnOnce() + Send + 'static) -> thread::JoinHandle<()> {
     thread::spawn(play)
 }
 
-/// A handler asks for its stop signal while a renewal finds the lease fenced, somebody cancels the job and
-/// the worker drains.
+/// A handler asks for its stop signal while a renewal finds the lease fenced, somebody cancels the
+/// job and the worker drains.
 pub(crate) fn listen() {
     let (pool, held) = hold();
     let listens = {

@@ -1,8 +1,9 @@
 //! Private Redis servers: standalone, a Sentinel set, a cluster of six.
 //!
 //! Each server is a real `redis-server` on a port and in a directory of its own. It can be killed,
-//! frozen, cut off from its peers, and started again in the same place. It ends with its guard; if the test
-//! process is killed, a watchdog that reads a pipe from it sees the end of the pipe and kills it.
+//! frozen, cut off from its peers, and started again in the same place. It ends with its guard; if
+//! the test process is killed, a watchdog that reads a pipe from it sees the end of the pipe and
+//! kills it.
 //!
 //! All of it blocks: servers are other processes, and a test has nothing else to do meanwhile.
 
@@ -31,8 +32,9 @@ pub const AOF: &[&str] = &["appendonly yes", "appendfsync always"];
 /// Snapshots only, and none unless asked for: a killed server forgets what came after the last.
 pub const RDB_ONLY: &[&str] = &["save 86400 1"];
 
-/// For a cluster that is not to fail over: a busy machine keeps a node from answering for seconds, and what
-/// its replica has not heard of by then would be lost. That is no bug of the store, and has tests of its own.
+/// For a cluster that is not to fail over: a busy machine keeps a node from answering for seconds,
+/// and what its replica has not heard of by then would be lost. That is no bug of the store, and
+/// has tests of its own.
 pub const STEADY: &[&str] = &["cluster-node-timeout 60000"];
 
 /// Nobody gets in without a name: a shut-out peer would go on as the default user.
@@ -288,8 +290,8 @@ impl Server {
         calls.split(',').next().unwrap().parse().unwrap()
     }
 
-    /// Waits until this many replicas have everything that this primary has taken. (`WAIT` knows only
-    /// what its own connection wrote.)
+    /// Waits until this many replicas have everything that this primary has taken. (`WAIT` knows
+    /// only what its own connection wrote.)
     pub fn replicated(&self, replicas: usize) {
         let taken = self.info(&["INFO", "replication"], "master_repl_offset");
         let taken: u64 = taken.unwrap().parse().unwrap();

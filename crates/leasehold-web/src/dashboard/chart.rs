@@ -4,7 +4,8 @@ use super::html::{Html, html, put};
 use super::watch::{Point, Stretch};
 use super::words::{count, grouped};
 
-/// About the pixels that a chart has on a desk, so that the figures of its axes are as large as text.
+/// About the pixels that a chart has on a desk, so that the figures of its axes are as large as
+/// text.
 const WIDTH: f64 = 480.0;
 const HEIGHT: f64 = 170.0;
 /// Room for the figures of the axis.
@@ -58,7 +59,8 @@ fn round(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }
 
-/// A round number that is not less, for the top of an axis; so is its half, and from 10 on a whole one.
+/// A round number that is not less, for the top of an axis; so is its half, and from 10 on a whole
+/// one.
 fn top(most: f64) -> f64 {
     if most <= 0.0 {
         return 1.0;

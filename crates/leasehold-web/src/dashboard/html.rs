@@ -1,7 +1,7 @@
 //! HTML in which everything is escaped that is not written here.
 //!
-//! [`put!`] takes a literal and values; each value is a [`Part`], and only [`Html`] itself goes in as
-//! it is. The literal cannot capture variables, so nothing slips past.
+//! [`put!`] takes a literal and values; each value is a [`Part`], and only [`Html`] itself goes in
+//! as it is. The literal cannot capture variables, so nothing slips past.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};

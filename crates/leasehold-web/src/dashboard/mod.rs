@@ -13,12 +13,12 @@
 //! # Ok(()) }
 //! ```
 //!
-//! **Safe unless told otherwise.** It is read-only without [`allow_actions`](Dashboard::allow_actions).
-//! [`serve`](Dashboard::serve) binds loopback addresses only, unless there is authentication, and
-//! without it answers to loopback names only. Commands from other sites are refused, nothing in a
-//! page runs but our own script, and every name, payload and error is escaped. Inside your own
-//! application, its server decides who reaches the router: give the router a
-//! [`token`](Dashboard::token), or protect its prefix.
+//! **Safe unless told otherwise.** It is read-only without
+//! [`allow_actions`](Dashboard::allow_actions). [`serve`](Dashboard::serve) binds loopback
+//! addresses only, unless there is authentication, and without it answers to loopback names only.
+//! Commands from other sites are refused, nothing in a page runs but our own script, and every
+//! name, payload and error is escaped. Inside your own application, its server decides who reaches
+//! the router: give the router a [`token`](Dashboard::token), or protect its prefix.
 //!
 //! | file | what is there |
 //! |---|---|
@@ -195,8 +195,8 @@ impl Dashboard {
     /// the address once it listens.
     ///
     /// # Errors
-    /// `InvalidInput` for an address that others can reach, without authentication, and for a prefix
-    /// that is no path. `Unavailable` if the address cannot be bound.
+    /// `InvalidInput` for an address that others can reach, without authentication, and for a
+    /// prefix that is no path. `Unavailable` if the address cannot be bound.
     pub async fn serve(
         mut self,
         address: SocketAddr,

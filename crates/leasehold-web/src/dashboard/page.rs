@@ -1,4 +1,5 @@
-//! A screen as a page: what was asked, the frame around the answer, and what to say when there is none.
+//! A screen as a page: what was asked, the frame around the answer, and what to say when there is
+//! none.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -301,7 +302,8 @@ impl Trouble {
         }
     }
 
-    /// One line. What a store says may name its address: only the kind is shown, the rest is logged.
+    /// One line. What a store says may name its address: only the kind is shown, the rest is
+    /// logged.
     pub(super) fn words(&self) -> String {
         match self {
             Self::Invalid(text) | Self::Missing(text) => text.clone(),

@@ -69,7 +69,8 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
     Ok(Shown::new("Queues", Html::new(), live))
 }
 
-/// What can be said of how busy slots are: their share, where workers of this process have measured it.
+/// What can be said of how busy slots are: their share, where workers of this process have measured
+/// it.
 fn load_label(measured: &HashMap<String, f64>) -> &'static str {
     if measured.is_empty() { "Busy" } else { "ρ" }
 }

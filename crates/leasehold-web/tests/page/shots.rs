@@ -1,4 +1,5 @@
-//! The pictures of the documentation. `contrib/screenshots` writes them; otherwise they are only taken.
+//! The pictures of the documentation. `contrib/screenshots` writes them; otherwise they are only
+//! taken.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
-//! How fast pages answer beside ten thousand live leases and a million queued jobs, and what pages that
-//! are open cost the store.
+//! How fast pages answer beside ten thousand live leases and a million queued jobs, and what pages
+//! that are open cost the store.
 //!
-//! Without `LEASEHOLD_CAMPAIGN` a small store shows that each page is paged. The figures are printed,
-//! and held to their bounds, by `LEASEHOLD_CAMPAIGN=1 cargo test --release -p leasehold-cli --test
-//! command speed -- --nocapture --test-threads=1 --include-ignored`. They run one at a time, because
-//! the CPU time measured is that of the whole process.
+//! Without `LEASEHOLD_CAMPAIGN` a small store shows that each page is paged. The figures are
+//! printed, and held to their bounds, by `LEASEHOLD_CAMPAIGN=1 cargo test --release -p
+//! leasehold-cli --test command speed -- --nocapture --test-threads=1 --include-ignored`. They run
+//! one at a time, because the CPU time measured is that of the whole process.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -134,8 +134,8 @@ fn cpu_of(server: &Standalone) -> Duration {
     Duration::from_secs_f64(used("used_cpu_user") + used("used_cpu_sys"))
 }
 
-/// How often pages are brought up to date unless told otherwise, and here: what they cost is less than
-/// the noise of a drain, and twenty times as much is not.
+/// How often pages are brought up to date unless told otherwise, and here: what they cost is less
+/// than the noise of a drain, and twenty times as much is not.
 const BY_DEFAULT: Duration = Duration::from_secs(2);
 const HERE: Duration = Duration::from_millis(100);
 
@@ -222,9 +222,9 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// What three open pages add to the store's CPU per job: pairs, interleaved, the median of their ratios,
-/// by how many times as often the pages were updated. Where the store is in this process, all that the
-/// dashboard does is counted with it.
+/// What three open pages add to the store's CPU per job: pairs, interleaved, the median of their
+/// ratios, by how many times as often the pages were updated. Where the store is in this process,
+/// all that the dashboard does is counted with it.
 async fn beside(name: &str, client: &Client, jobs: u64, cpu: impl Fn() -> Duration) {
     let (pairs, jobs) = if campaign() { (9, jobs) } else { (1, 2_000) };
     let before = client.ledger().await.unwrap().completed;

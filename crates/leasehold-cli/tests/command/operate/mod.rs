@@ -1,5 +1,5 @@
-//! The `leasehold` command at work on a store that others use: what each command shows and does, the
-//! shape of what it prints, and how it ends.
+//! The `leasehold` command at work on a store that others use: what each command shows and does,
+//! the shape of what it prints, and how it ends.
 
 mod act;
 mod guide;

@@ -100,8 +100,8 @@ fn a_wrong_or_missing_store_is_one_line() {
     }
 }
 
-/// A command that repeats its calls takes at least 30 s, one that does not at most 8, and a busy machine
-/// some more.
+/// A command that repeats its calls takes at least 30 s, one that does not at most 8, and a busy
+/// machine some more.
 const SOON: Duration = Duration::from_secs(28);
 
 /// The command tells soon, in one line and without the password, that this server does not answer.

@@ -1,8 +1,8 @@
 //! Await points: where a handler can be made to stand still.
 //!
 //! A fake that never waits gives a handler no point to stop at, where the real thing has a round
-//! trip. So [`Context::fence`](crate::Context::fence) has a point before and after the opening while
-//! a test polls it, and fakes can have points of their own.
+//! trip. So [`Context::fence`](crate::Context::fence) has a point before and after the opening
+//! while a test polls it, and fakes can have points of their own.
 
 use std::cell::RefCell;
 use std::future::poll_fn;

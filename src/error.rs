@@ -263,6 +263,7 @@ impl Error {
 
     /// The same trouble once more, for each of the calls that shared a round trip.
     #[doc(hidden)]
+    #[must_use]
     pub fn duplicate(&self) -> Self {
         let mut copy = Self::new(self.0.kind, self.0.detail.clone());
         copy.0.verb = self.0.verb;

@@ -2,6 +2,10 @@
 
 #![allow(missing_docs, reason = "a test, not an interface")]
 #![allow(clippy::unwrap_used, reason = "trouble here should stop it")]
+#![allow(
+    clippy::unchecked_time_subtraction,
+    reason = "cases subtract constants"
+)]
 #![allow(clippy::disallowed_methods, reason = "it measures the real time")]
 
 mod checker;

@@ -992,7 +992,7 @@ async fn a_queue_with_slots_of_its_own_never_uses_more_and_is_worked_to_the_end(
         let few = count.clone();
         async move {
             few.begin();
-            if job.n % 2 == 0 {
+            if job.n.is_multiple_of(2) {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             few.end();

@@ -180,7 +180,7 @@ pub fn cases() -> Vec<Case> {
 /// Makes a test of every case of the [conformance suite](crate).
 ///
 /// `conformance!(name, make)`: `make` is an `async fn` without arguments that returns a
-/// [`Fixture`](leasehold::Fixture). The tests are in a module `name`, one module per
+/// [`Fixture`](crate::Fixture). The tests are in a module `name`, one module per
 /// verb inside. A third argument is an attribute for each of them, such as `ignore = "why"`.
 #[macro_export]
 macro_rules! conformance {

@@ -75,3 +75,20 @@ impl Wakers {
         sleepers.iter().all(|sleeper| sleeper.wakeup.is_closed())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sleeper_that_is_gone_takes_no_wakeup() {
+        let (wakers, queue) = (Wakers::default(), QueueName::default());
+        let queues = [queue.clone()];
+        let mut sleepers: Vec<_> = (0..4).map(|_| wakers.sleep(&queues, false)).collect();
+        sleepers.drain(..2);
+        assert_eq!(wakers.wake(&queue, false, 1), 1);
+        assert!(sleepers[0].try_recv().is_ok(), "the longest asleep");
+        assert!(sleepers[1].try_recv().is_err(), "one job wakes one");
+        assert_eq!(wakers.wake(&queue, false, 5), 1, "nobody else is there");
+    }
+}

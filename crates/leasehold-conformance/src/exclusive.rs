@@ -146,6 +146,23 @@ pub async fn retry_keeps_the_head_in_strict_order(d: &Driver) {
     assert_eq!(d.claim_ids(9).await, [second]);
 }
 
+/// Strict: so it is at every retry, not at the first alone.
+pub async fn every_retry_keeps_the_head_in_strict_order(d: &Driver) {
+    let (mut head, second, _) = line(d).await;
+    for failures in 1..=4 {
+        d.settled(&head, retry(secs(10))).await;
+        let passed = d.claim_ids(9).await;
+        assert!(passed.is_empty(), "freed by retry {failures}");
+        assert_eq!(parked(d).await, 2);
+        d.advance(secs(10)).await;
+        let mut again = d.claim(9).await;
+        assert_eq!((again[0].id(), again.len()), (head.id(), 1));
+        head = again.remove(0);
+    }
+    d.settled(&head, complete()).await;
+    assert_eq!(d.claim_ids(9).await, [second]);
+}
+
 /// A snoozed head stays the head, in strict and in relaxed queues.
 pub async fn snooze_keeps_the_head(d: &Driver) {
     for relaxed in [false, true] {

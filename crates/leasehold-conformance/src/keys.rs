@@ -1,6 +1,6 @@
 //! Unique keys: who holds one, from when, until when.
 
-use super::driver::{Driver, bury, complete, job, retry, secs, snooze, surrender};
+use super::driver::{Driver, bury, complete, job, queue, retry, secs, snooze, surrender};
 use leasehold::NewJob;
 use leasehold::job::JobId;
 use leasehold::store::{ControlCommand, Enqueued, LeaseSelect, Renewal, Select};
@@ -95,6 +95,22 @@ pub async fn held_through_the_whole_life(d: &Driver) {
     })
     .await;
     is_taken_by(d, id).await;
+}
+
+/// A relaxed queue lets go of exclusive keys at a retry, and of no other.
+pub async fn held_through_the_retries_of_a_relaxed_queue(d: &Driver) {
+    d.control(ControlCommand::Configure {
+        queue: queue(),
+        relaxed: true,
+    })
+    .await;
+    let id = d.enqueue(unique().exclusive("e").expect("a key")).await;
+    for _ in 0..3 {
+        let held = d.claim_one().await;
+        d.settled(&held, retry(secs(1))).await;
+        is_taken_by(d, id).await;
+        d.advance(secs(1)).await;
+    }
 }
 
 /// Completed, dead, cancelled and purged free it.

@@ -91,6 +91,7 @@ macro_rules! __conformance_cases {
                 never_goes_beyond_the_lifetime
                 the_claims_lifetime_holds
                 never_resurrects
+                refused_from_the_deadline_on
                 renews_until_the_deadline
                 each_until_its_own_deadline
                 each_by_its_own_terms
@@ -150,6 +151,7 @@ macro_rules! __conformance_cases {
                 bury_makes_dead
                 failures_never_kill_a_job
                 late_is_accepted_and_counted
+                late_is_counted_of_cancelled_jobs
                 late_begins_at_the_deadline
                 late_begins_at_the_deadline_they_share
                 grants_complete_in_turns
@@ -273,6 +275,7 @@ macro_rules! __conformance_cases {
                 sleeps_over_other_queues
                 sleeps_over_parked_jobs
                 many_sleepers_wake_for_many_jobs
+                a_sleeper_that_is_gone_takes_no_wakeup
             }
             prune {
                 completed_jobs_go_when_their_time_is_over
@@ -323,6 +326,7 @@ macro_rules! __conformance_cases {
                 duplicates_within_a_call
                 keys_do_not_collide
                 held_through_the_whole_life
+                held_through_the_retries_of_a_relaxed_queue
                 freed_at_the_end
                 freed_by_the_expiry_limit
                 only_the_holder_frees_it
@@ -343,6 +347,7 @@ macro_rules! __conformance_cases {
                 expiry_keeps_the_head
                 revoke_keeps_the_head
                 retry_keeps_the_head_in_strict_order
+                every_retry_keeps_the_head_in_strict_order
                 snooze_keeps_the_head
                 retry_frees_the_key_when_relaxed
                 relaxed_keeps_the_head_otherwise

@@ -70,6 +70,41 @@ pub async fn never_resurrects(d: &Driver) {
     assert_eq!(d.renew(next.beat()).await, held_for(TERM));
 }
 
+/// From its deadline on a grant is not renewed, though nobody has claimed or reaped since. It may
+/// have one lease or many, and may have been renewed before.
+pub async fn refused_from_the_deadline_on(d: &Driver) {
+    let instant = std::time::Duration::from_micros(1);
+    for (leases, renewals, over) in [
+        (1, 0, instant),
+        (1, 1, secs(0)),
+        (1, 3, secs(1)),
+        (5, 0, secs(1)),
+        (5, 1, secs(0)),
+        (5, 3, instant),
+    ] {
+        d.enqueue_many(leases).await;
+        let claimed = d.claim_as(d.claim_request(leases)).await;
+        let all = Beat::of(&claimed.grants[0]);
+        for _ in 0..renewals {
+            d.advance(secs(40)).await;
+            assert_eq!(d.renew(all.clone()).await, held_for(TERM));
+        }
+        d.advance(TERM + over).await;
+        let mut last = all.clone();
+        last.leases.drain(..leases - 1);
+        for beat in [last, all] {
+            d.unchanged(async || assert_eq!(d.renew(beat.clone()).await, Renewal::Fenced))
+                .await;
+        }
+        let expired = d.reap(9).await;
+        assert_eq!(expired.len(), leases);
+        assert!(expired.iter().all(|end| end.cause == Cause::Deadline));
+        for end in expired {
+            d.control(ControlCommand::Purge(Select::Job(end.job))).await;
+        }
+    }
+}
+
 /// A microsecond before its deadline a lease is still there.
 pub async fn renews_until_the_deadline(d: &Driver) {
     let held = d.held(job()).await;

@@ -131,6 +131,27 @@ pub async fn late_is_accepted_and_counted(d: &Driver) {
     );
 }
 
+/// So is the settlement of a job that was cancelled meanwhile.
+pub async fn late_is_counted_of_cancelled_jobs(d: &Driver) {
+    d.enqueue_many(4).await;
+    let held = d.claim(4).await;
+    for held in &held {
+        d.control(ControlCommand::Cancel(Select::Job(held.id())))
+            .await;
+    }
+    d.advance(TERM).await;
+    let outcomes = [complete(), retry(secs(1)), surrender(), bury()];
+    for (held, outcome) in held.iter().zip(outcomes) {
+        let verdict = Verdict::Held {
+            late: true,
+            cancel: true,
+        };
+        assert_eq!(d.settle(held, outcome).await, verdict);
+    }
+    let ledger = d.ledger().await;
+    assert_eq!((ledger.late, ledger.expired()), (4, 0));
+}
+
 /// At its deadline a lease is late, just before it is not.
 pub async fn late_begins_at_the_deadline(d: &Driver) {
     let outcomes = || [complete(), retry(secs(1)), surrender(), bury()];

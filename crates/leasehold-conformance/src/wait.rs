@@ -190,3 +190,17 @@ pub async fn many_sleepers_wake_for_many_jobs(d: &Driver) {
         .expect("somebody sleeps on");
     woken.0.and(woken.1).and(woken.2).expect("wait");
 }
+
+/// A sleeper that gave up takes no wake-up along: it goes to the one behind it.
+pub async fn a_sleeper_that_is_gone_takes_no_wakeup(d: &Driver) {
+    let queues = [queue()];
+    let wait = || Box::pin(d.store().wait(&queues, false, secs(60)));
+    let (mut gone, mut there) = (wait(), wait());
+    for sleeper in [&mut gone, &mut there] {
+        assert!(tokio::time::timeout(MOMENT, sleeper).await.is_err());
+    }
+    drop(gone);
+    d.enqueue(job()).await;
+    let woken = tokio::time::timeout(PATIENCE, there).await;
+    woken.expect("the wake-up got lost").expect("wait");
+}

@@ -8,6 +8,7 @@ use leasehold::clock::ManualClock;
 use leasehold::job::{JobOptions, QueueName};
 use leasehold::layer::{Layer, Next};
 use leasehold::lease::Nonce;
+use leasehold::observe::Event;
 use leasehold::store::{ClaimQueue, ClaimRequest, MemoryStore, RequestId};
 use leasehold::{
     Client, Context, Failure, Job, NewJob, QueueConfig, RetryPolicy, Store, async_trait,
@@ -191,4 +192,31 @@ async fn suspects_are_worked_one_at_a_time() {
     let worker = client.worker().handle(handler).slots(4);
     worker.run_until(ended(&client, JOBS as u64)).await.unwrap();
     assert_eq!(most.load(Ordering::SeqCst), 1);
+}
+
+/// Handlers that end at once keep the claimer busy, and most settlements go with its claims.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_settlement_is_announced_once_whether_alone_or_with_a_claim() {
+    const JOBS: usize = 10_000;
+    let client = client();
+    let jobs = (0..JOBS).map(|n| NewJob::of(&Add { n }).unwrap());
+    let jobs: Vec<NewJob> = jobs.collect();
+    for some in jobs.chunks(1_000) {
+        client.enqueue_many(some.to_vec()).await.unwrap();
+    }
+    let settled: Arc<Mutex<Vec<_>>> = Arc::default();
+    let told = Arc::clone(&settled);
+    let handler = async |_: Add, _: Context| Ok::<(), Failure>(());
+    let worker = client.worker().handle(handler).slots(4);
+    let worker = worker.observer(move |event: &Event<'_>| {
+        if let Event::Settled { token, .. } = event {
+            told.lock().unwrap().push(*token);
+        }
+    });
+    worker.run_until(ended(&client, JOBS as u64)).await.unwrap();
+    let mut settled = std::mem::take(&mut *settled.lock().unwrap());
+    let announced = settled.len();
+    settled.sort_unstable();
+    settled.dedup();
+    assert_eq!((settled.len(), announced), (JOBS, JOBS));
 }

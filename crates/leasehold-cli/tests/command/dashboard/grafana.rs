@@ -70,7 +70,9 @@ async fn every_metric_they_use_appears_in_a_scrape() {
     }
     let present: BTreeSet<String> = names(&scrape);
     // What is scraped is documented, and what is documented is scraped.
-    let table = DOCUMENTATION.lines().filter(|line| line.starts_with("//! |"));
+    let table = DOCUMENTATION
+        .lines()
+        .filter(|line| line.starts_with("//! |"));
     let documented = names(&table.collect::<String>());
     for name in &present {
         let base = ["_bucket", "_sum", "_count"]

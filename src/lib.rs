@@ -58,6 +58,7 @@
 //! | `store/` | the [`Store`] trait, and a folder per engine with a file per verb: `memory`, `sqlite`, `postgres`, `redis`; what the SQL stores share is in `sql` |
 //! | `rules/` | pure functions: what may happen to a job, what each end of a lease means, which token is next |
 //! | `job.rs`, `lease.rs`, `token.rs`, `receipt.rs`, `terms.rs`, `history.rs`, `names.rs`, `limits.rs`, `error.rs` | values |
+//! | `panics.rs`, `point.rs` | catching panics of user code; where a test can make a handler stand still |
 //! | `clock.rs` | the only file that reads a clock |
 //! | `fence/` | refusing a replaced owner where the effect happens: a file per kind of resource |
 //! | `observe/` | events, and what is made of them: metrics, `tracing` records, trace context |
@@ -74,7 +75,6 @@
 //!   machine. The memory store is always there.
 //! - `redis`: the store and the fence in Redis or Valkey, for many machines.
 //! - `postgres`: the store and the fence in PostgreSQL, for many machines.
-//! - `tower`: layers of `tower` around the runs of a worker.
 //! - `http`: the fence between HTTP clients and servers.
 //! - `otel`: W3C trace context in job headers, from and to the spans of OpenTelemetry.
 //! - `tower`: layers of `tower` around the runs of a worker.

@@ -61,6 +61,6 @@ fn what_is_left_behind_is_found() {
         found(&format!("see `{home}ann/x` and {root}y")),
         [home, root]
     );
-    assert!(found("target/work/x, https://example.org/home/, todo = \"warn\", TODOS").is_empty());
+    assert!(found("target/home/x, https://example.org/home/, todo = \"warn\", TODOS").is_empty());
     assert_eq!(check(&Tree::of(&[("src/a.rs", "\n// FIXME")]))[0].line, 2);
 }

@@ -185,11 +185,5 @@ const REBUILT_LATER: List = &[
         ],
     ),
     // The rules move below the store, and URLs are parsed there.
-    (
-        "import",
-        &[
-            ("src/store/postgres/", &[]),
-            ("src/store/redis/", &["store -> client"]),
-        ],
-    ),
+    ("import", &[("src/store/redis/", &["store -> client"])]),
 ];

@@ -29,7 +29,7 @@ use common::{median, setting};
 use leasehold::FencingToken;
 use leasehold::fence::file::FencedFile;
 use leasehold::fence::http::{FenceLayer, Fenced, stamp};
-use leasehold::fence::memory::{Cell, Opened};
+use leasehold::fence::memory::{Cell, OpenCell};
 use leasehold::fence::redis::{Commands, RedisFence};
 use leasehold::fence::{Fence as _, Scope, postgres, sqlite};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
@@ -218,7 +218,7 @@ async fn in_postgres() {
     .await;
 }
 
-async fn debit(Extension(account): Extension<Fenced<Opened<u64>>>) -> StatusCode {
+async fn debit(Extension(account): Extension<Fenced<OpenCell<u64>>>) -> StatusCode {
     let mut account = account.opened().await;
     match account.write(|value| *value += 1) {
         Ok(()) => StatusCode::NO_CONTENT,

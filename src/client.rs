@@ -14,12 +14,11 @@ use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::inspect::{
     self, AuditView, JobView, LeaseFilter, LeaseView, Ledger, Page, Paged, ParkedView, QueueView,
 };
-use crate::job::{IntoJob, JobId, JobState, Namespace, QueueName, into_jobs};
-#[cfg(feature = "sqlite")]
-use crate::limits::without_zero;
+use crate::job::{IntoJob, JobId, JobState, QueueName, into_jobs};
 use crate::observe::{Event, Observer, Observers};
 use crate::operator::Operator;
-use crate::store::{ControlCommand, ControlRequest, Controlled, Enqueued, MemoryStore, Store};
+use crate::store::open::open;
+use crate::store::{ControlCommand, ControlRequest, Controlled, Enqueued, Store};
 use crate::worker::Worker;
 use crate::worker::suspects::SuspectGate;
 
@@ -56,7 +55,7 @@ impl Client {
     /// # Errors
     /// `InvalidInput` for a URL that names no store of this build; any that opening can give.
     pub async fn open(url: &str) -> Result<Self> {
-        Ok(Self::new(open_store(url).await?))
+        Ok(Self::new(open(url).await?))
     }
 
     /// A client of a store that is already open.
@@ -276,135 +275,4 @@ impl fmt::Debug for Client {
             .field("store", &self.store().name())
             .finish_non_exhaustive()
     }
-}
-
-/// An unknown setting, for people. A password may have strayed into it: only a word is shown.
-pub(crate) fn setting_found(name: Option<&str>) -> String {
-    match name.filter(|name| is_word(name)) {
-        Some(name) => format!("setting {name:?}"),
-        None => "a setting without a name".into(),
-    }
-}
-
-/// Opens the store that a URL names.
-pub(crate) async fn open_store(url: &str) -> Result<Arc<dyn Store>> {
-    let (address, query) = url.split_once('?').unwrap_or((url, ""));
-    #[cfg(feature = "postgres")]
-    if address.starts_with("postgres:") || address.starts_with("postgresql:") {
-        // It has settings of its own: those of the server.
-        return Ok(Arc::new(crate::store::PostgresStore::open(url).await?));
-    }
-    match address.split_once(':') {
-        Some(("memory", _)) => {
-            Settings::parse(query)?;
-            Ok(Arc::new(MemoryStore::new()))
-        }
-        #[cfg(feature = "sqlite")]
-        Some(("sqlite", path)) => open_sqlite(path, Settings::parse(query)?).await,
-        #[cfg(feature = "redis")]
-        Some((scheme, _)) if scheme.starts_with("redis") => open_redis(address, query),
-        other => {
-            // A password may stand anywhere in it, also behind a `?`: only a scheme is shown.
-            let scheme = other.map(|(scheme, _)| scheme).filter(|name| is_word(name));
-            let found = match scheme {
-                Some(scheme) => format!("scheme {scheme:?}"),
-                None => "no scheme".into(),
-            };
-            let known = "memory:, sqlite://PATH, redis://HOST, rediss://HOST, redis+cluster://HOST, \
-                         redis+sentinel://HOST, postgres://HOST/DATABASE";
-            Err(Error::invalid("url", found, known).during(Verb::Open))
-        }
-    }
-}
-
-/// Whether it looks like the name of a scheme or a setting, and not like a secret in its place.
-fn is_word(text: &str) -> bool {
-    let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'+' | b'-' | b'.' | b'_');
-    (1..=32).contains(&text.len()) && text.bytes().all(allowed)
-}
-
-#[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
-struct Settings {
-    namespace: Namespace,
-    synchronous_normal: bool,
-}
-
-impl Settings {
-    fn parse(query: &str) -> Result<Self> {
-        let mut settings = Self {
-            namespace: Namespace::default(),
-            synchronous_normal: false,
-        };
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            match pair.split_once('=') {
-                Some(("namespace", name)) => settings.namespace = Namespace::new(name)?,
-                Some(("synchronous", "normal")) => settings.synchronous_normal = true,
-                Some(("synchronous", "full")) => settings.synchronous_normal = false,
-                _ => {
-                    let found = setting_found(pair.split_once('=').map(|(key, _)| key));
-                    let allowed = "namespace=NAME, synchronous=full|normal";
-                    return Err(Error::invalid("url", found, allowed).during(Verb::Open));
-                }
-            }
-        }
-        Ok(settings)
-    }
-}
-
-#[cfg(feature = "sqlite")]
-async fn open_sqlite(path: &str, settings: Settings) -> Result<Arc<dyn Store>> {
-    use crate::store::{SqliteOptions, SqliteStore};
-
-    let path = path.strip_prefix("//").unwrap_or(path).to_owned();
-    if path.is_empty() {
-        return Err(Error::invalid("url", "no path", "sqlite://PATH").during(Verb::Open));
-    }
-    without_zero("url", &path).map_err(|e| e.during(Verb::Open))?;
-    let mut options = SqliteOptions::default().namespace(settings.namespace);
-    if settings.synchronous_normal {
-        options = options.synchronous_normal();
-    }
-    let open = tokio::task::spawn_blocking(move || SqliteStore::with(path, options));
-    let store = open.await.map_err(|e| {
-        Error::new(ErrorKind::Unexpected, "opening the store panicked")
-            .caused_by(e)
-            .during(Verb::Open)
-    })??;
-    Ok(Arc::new(store))
-}
-
-/// The settings that are not ours belong to the connection.
-#[cfg(feature = "redis")]
-fn open_redis(address: &str, query: &str) -> Result<Arc<dyn Store>> {
-    use crate::store::{RedisOptions, RedisStore};
-
-    let is_ours = |pair: &&str| {
-        let key = pair.split('=').next();
-        matches!(key, Some("namespace" | "partitions"))
-    };
-    let pairs = query.split('&').filter(|pair| !pair.is_empty());
-    let (ours, theirs): (Vec<&str>, Vec<&str>) = pairs.partition(is_ours);
-    let mut url = address.to_owned();
-    for (at, pair) in theirs.into_iter().enumerate() {
-        url.push(if at == 0 { '?' } else { '&' });
-        url.push_str(pair);
-    }
-    let mut options = RedisOptions::new(url);
-    for pair in ours {
-        let wrong = |pair: &str, allowed: &str| {
-            let found = setting_found(pair.split('=').next());
-            Error::invalid("url", found, allowed).during(Verb::Open)
-        };
-        options = match pair.split_once('=') {
-            Some(("namespace", name)) => options.namespace(Namespace::new(name)?),
-            Some(("partitions", count)) => {
-                let count = count
-                    .parse()
-                    .map_err(|_| wrong(pair, "partitions=1 to 64"))?;
-                options.partitions(count)
-            }
-            _ => return Err(wrong(pair, "namespace=NAME, partitions=N")),
-        };
-    }
-    Ok(Arc::new(RedisStore::open(options)?))
 }

@@ -202,7 +202,7 @@ impl Context {
 
     /// The store refused a call of the handler: the lease belongs to another holder.
     pub(crate) fn refused(&self, verb: Verb) -> Failure {
-        lost::refused(self.pool(), &self.held, self.index, verb)
+        lost::call_refused(self.pool(), &self.held, self.index, verb)
     }
 
     /// The scope under which this lease is fenced: the job's exclusive key if it has one, else the
@@ -213,6 +213,16 @@ impl Context {
             Some(key) => Scope::of_key(&namespace, self.queue(), key),
             None => Scope::of_job(&namespace, self.queue(), job.id),
         }
+    }
+
+    /// Adds this lease's scope and token to the headers of an HTTP request, and the operation if it
+    /// has a name. The server checks them with a [`FenceLayer`](crate::fence::http::FenceLayer).
+    ///
+    /// # Errors
+    /// If the operation's name is too long.
+    #[cfg(feature = "http")]
+    pub fn stamp(&self, headers: &mut ::http::HeaderMap, operation: Option<&str>) -> Result<()> {
+        crate::fence::http::stamp(headers, &self.scope(), self.token(), operation)
     }
 
     /// Opens a resource under this lease's [scope](Self::scope) and token: from here on it refuses

@@ -1,4 +1,6 @@
-//! When to try again. Pure: the jitter's randomness is an argument.
+//! How long a failed job waits before its next run. Pure: the jitter's randomness is an argument.
+//!
+//! Whether there is a next run is decided in `worker/outcome.rs`.
 
 use std::time::Duration;
 

@@ -13,7 +13,7 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
 use leasehold::fence::Scope;
 use leasehold::fence::http::{FENCING_MARK, FenceLayer, Fenced, refusal, stamp};
-use leasehold::fence::memory::{Cell, Opened};
+use leasehold::fence::memory::{Cell, OpenCell};
 use leasehold::inspect::Page;
 use leasehold::job::{Kind, QueueName};
 use leasehold::{Client, FencingToken, NewJob};
@@ -128,8 +128,8 @@ impl Desk {
     }
 }
 
-/// The dashboard never fails on what it is asked, shows nothing unescaped, and leads nowhere else; one
-/// that is to be looked at leaves no record, one that is locked lets nobody in.
+/// The dashboard survives any request, escapes everything it shows and links nowhere else. A
+/// read-only one leaves no record, and a locked one lets nobody in.
 pub fn dashboard(data: &[u8]) {
     thread_local!(static DESK: Desk = Desk::new());
     DESK.with(|desk| {
@@ -169,7 +169,7 @@ impl Service<Request<Body>> for Route {
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let fenced = request.extensions().get::<Fenced<Opened<u64>>>();
+        let fenced = request.extensions().get::<Fenced<OpenCell<u64>>>();
         let fenced = fenced.expect("the layer opened it");
         let mut again = HeaderMap::new();
         let (scope, token) = (fenced.scope(), fenced.token());

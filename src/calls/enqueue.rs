@@ -11,9 +11,8 @@ use super::merge::{MergedCall, Merger};
 use super::session::Session;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::job::{JobId, Kind, NewJob, QueueName};
-use crate::limits::{self, at_most};
 use crate::observe::{Event, Observers, metrics, trace};
-use crate::store::{EnqueueRequest, Enqueued, RequestId, Store};
+use crate::store::{EnqueueRequest, Enqueued, RequestId, Store, weighed};
 
 /// Enqueues for one process.
 #[derive(Clone)]
@@ -97,28 +96,6 @@ impl MergedCall for EnqueueJobs {
         });
         Ok(enqueued)
     }
-}
-
-/// Checks the jobs of one call, and gives them their ids.
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
-pub(crate) fn named(jobs: Vec<NewJob>) -> Result<Vec<(JobId, NewJob)>> {
-    weighed(&jobs)?;
-    let mut named = Vec::with_capacity(jobs.len());
-    EnqueueJobs::add(jobs, &mut named);
-    Ok(named)
-}
-
-/// Checks the jobs of one call, and returns what they weigh.
-fn weighed(jobs: &[NewJob]) -> Result<usize> {
-    let mut weight = 0;
-    for job in jobs {
-        job.validate().map_err(|e| e.during(Verb::Enqueue))?;
-        weight += job.weight();
-    }
-    at_most("jobs", jobs.len(), limits::CALL_ITEMS, "jobs in a call")
-        .and_then(|()| at_most("jobs", weight, limits::CALL_BYTES, "bytes in a call"))
-        .map_err(|e| e.during(Verb::Enqueue))?;
-    Ok(weight)
 }
 
 /// For a store that answers for fewer jobs than it was given.

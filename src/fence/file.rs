@@ -101,10 +101,10 @@ impl FencedFile {
 
 #[async_trait]
 impl Fence for FencedFile {
-    type Opened = Opened;
+    type Opened = OpenFile;
 
-    async fn open(&self, scope: &Scope, token: FencingToken) -> Result<Opened, FenceError> {
-        let opened = Opened {
+    async fn open(&self, scope: &Scope, token: FencingToken) -> Result<OpenFile, FenceError> {
+        let opened = OpenFile {
             file: self.clone(),
             scope: scope.clone(),
             token,
@@ -126,13 +126,13 @@ impl Fence for FencedFile {
 
 /// A file that was opened under a token.
 #[derive(Clone, Debug)]
-pub struct Opened {
+pub struct OpenFile {
     file: FencedFile,
     scope: Scope,
     token: FencingToken,
 }
 
-impl Opened {
+impl OpenFile {
     /// The content; empty if the file is not there.
     ///
     /// # Errors

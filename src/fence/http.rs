@@ -1,8 +1,8 @@
 //! A fence between HTTP services: the client shows its token, the server refuses stale ones.
 //!
-//! **The client** adds headers to each request ([`Context::stamp`]): `Fencing-Token`,
-//! `Fencing-Scope`, and for a request that must be applied once `Fencing-Operation`. It asks
-//! [`refusal`] about each answer.
+//! **The client** adds headers to each request ([`Context::stamp`](crate::Context::stamp)):
+//! `Fencing-Token`, `Fencing-Scope`, and `Fencing-Operation` if the request must be applied once.
+//! It asks [`refusal`] about each answer.
 //!
 //! **The server** has a [`FenceLayer`] in front of its routes, over any [`Fence`]. A request with a
 //! token opens the fence before the route sees it; a stale one is answered with 409 and the mark in
@@ -17,10 +17,10 @@
 //!
 //! ```
 //! use leasehold::fence::http::{FenceLayer, Fenced};
-//! use leasehold::fence::memory::{Cell, Opened};
+//! use leasehold::fence::memory::{Cell, OpenCell};
 //! use axum::{Extension, Router, http::StatusCode, routing::post};
 //!
-//! async fn debit(Extension(account): Extension<Fenced<Opened<i64>>>) -> StatusCode {
+//! async fn debit(Extension(account): Extension<Fenced<OpenCell<i64>>>) -> StatusCode {
 //!     let operation = account.operation().unwrap_or("debit").to_owned();
 //!     let mut account = account.opened().await;
 //!     match account.write_once(&operation, |balance| *balance -= 10) {
@@ -30,7 +30,8 @@
 //! }
 //!
 //! let accounts = Cell::new(100);
-//! let routes: Router = Router::new().route("/debit", post(debit)).layer(FenceLayer::new(accounts));
+//! let fence = FenceLayer::new(accounts);
+//! let routes: Router = Router::new().route("/debit", post(debit)).layer(fence);
 //! ```
 
 use std::fmt::Write as _;
@@ -45,7 +46,6 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{Fence, FenceError, Op, Scope, Stale, operation_name};
-use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::lease::FencingToken;
 
@@ -75,17 +75,6 @@ pub fn stamp(
         headers.insert(FENCING_OPERATION, escaped(operation)?);
     }
     Ok(())
-}
-
-impl Context {
-    /// Adds this lease's scope and token to a request's headers, and the operation if it has a
-    /// name.
-    ///
-    /// # Errors
-    /// If the operation's name is too long.
-    pub fn stamp(&self, headers: &mut HeaderMap, operation: Option<&str>) -> Result<()> {
-        stamp(headers, &self.scope(), self.token(), operation)
-    }
 }
 
 /// What an answer says about the token: `Ok` unless it is a fence's refusal.

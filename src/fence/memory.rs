@@ -68,11 +68,11 @@ impl<T> fmt::Debug for Cell<T> {
 
 #[async_trait]
 impl<T: Send> Fence for Cell<T> {
-    type Opened = Opened<T>;
+    type Opened = OpenCell<T>;
 
-    async fn open(&self, scope: &Scope, token: FencingToken) -> Result<Opened<T>, FenceError> {
+    async fn open(&self, scope: &Scope, token: FencingToken) -> Result<OpenCell<T>, FenceError> {
         self.lock().marks.open(scope, token)?;
-        Ok(Opened {
+        Ok(OpenCell {
             cell: self.clone(),
             scope: scope.clone(),
             token,
@@ -82,13 +82,13 @@ impl<T: Send> Fence for Cell<T> {
 
 /// A cell that was opened under a token.
 #[derive(Debug)]
-pub struct Opened<T> {
+pub struct OpenCell<T> {
     cell: Cell<T>,
     scope: Scope,
     token: FencingToken,
 }
 
-impl<T> Opened<T> {
+impl<T> OpenCell<T> {
     /// The value.
     ///
     /// # Errors

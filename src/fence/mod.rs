@@ -57,7 +57,6 @@ use async_trait::async_trait;
 use crate::error::{Error, Verb};
 use crate::lease::FencingToken;
 use crate::limits::{self, at_most};
-use crate::observe::metrics;
 
 #[cfg(feature = "redis")]
 pub(crate) mod commands;
@@ -76,6 +75,10 @@ pub mod sqlite;
 
 pub use marks::Marks;
 pub use scope::Scope;
+
+/// The one metric that is counted outside of `observe`: a fence can refuse in a process that has
+/// neither client nor worker.
+pub(crate) const STALE_WRITES_REJECTED: &str = "leasehold_stale_writes_rejected_total";
 
 /// A resource that refuses the token of an owner that has been replaced.
 ///
@@ -153,7 +156,9 @@ struct Behind {
 impl Stale {
     /// A refusal, which is counted here. For adapters.
     pub fn refuse(scope: &Scope, token: FencingToken, mark: FencingToken, op: Op) -> Self {
-        metrics::stale_rejected(scope.queue(), op);
+        let queue = scope.queue().to_owned();
+        metrics::counter!(STALE_WRITES_REJECTED, "queue" => queue, "op" => op.as_str())
+            .increment(1);
         tracing::debug!(%scope, %token, %mark, op = op.as_str(), "refused as stale");
         let scope = scope.clone();
         Self(Box::new(Behind {

@@ -24,7 +24,7 @@
 //!
 //! A fence stops earlier owners, not a repeat by the next one: a run that commits and dies before
 //! its lease is settled is followed by another, under a larger token. So the effect above is the
-//! same the second time. [`is_first`](Fenced::is_first) is for repeats within one run.
+//! same the second time. [`is_first`](OpenTransaction::is_first) is for repeats within one run.
 //!
 //! A pool's transaction that derefs to [`Transaction`] is passed as `&*tx`.
 //!
@@ -97,7 +97,7 @@ pub async fn open_all<'t>(
     tx: &'t Transaction<'_>,
     scopes: &[Scope],
     token: FencingToken,
-) -> Result<Vec<Fenced<'t>>, FenceError> {
+) -> Result<Vec<OpenTransaction<'t>>, FenceError> {
     let number = token.get() as i64;
     let mut texts: Vec<&str> = scopes.iter().map(Scope::as_str).collect();
     texts.sort_unstable();
@@ -122,7 +122,7 @@ pub async fn open_all<'t>(
             return Err(Stale::refuse(scope, token, mark, Op::Open).into());
         }
     }
-    let fenced = |scope: &Scope| Fenced {
+    let fenced = |scope: &Scope| OpenTransaction {
         tx,
         scope: scope.clone(),
         token,
@@ -149,9 +149,13 @@ pub async fn prune(tx: &Transaction<'_>, below: FencingToken) -> Result<(), Fenc
 
 #[async_trait]
 impl<'t> Fence for &'t Transaction<'_> {
-    type Opened = Fenced<'t>;
+    type Opened = OpenTransaction<'t>;
 
-    async fn open(&self, scope: &Scope, token: FencingToken) -> Result<Fenced<'t>, FenceError> {
+    async fn open(
+        &self,
+        scope: &Scope,
+        token: FencingToken,
+    ) -> Result<OpenTransaction<'t>, FenceError> {
         let mut opened = open_all(*self, std::slice::from_ref(scope), token).await?;
         Ok(opened.remove(0))
     }
@@ -159,13 +163,13 @@ impl<'t> Fence for &'t Transaction<'_> {
 
 /// A transaction that was opened: reads and writes as the transaction does.
 #[expect(missing_debug_implementations, reason = "a transaction has none")]
-pub struct Fenced<'t> {
+pub struct OpenTransaction<'t> {
     tx: &'t Transaction<'t>,
     scope: Scope,
     token: FencingToken,
 }
 
-impl Fenced<'_> {
+impl OpenTransaction<'_> {
     /// Notes a named operation. True the first time under this token: then do it, in this
     /// transaction. The job's next run has another token, and is the first again.
     ///
@@ -184,7 +188,7 @@ impl Fenced<'_> {
     }
 }
 
-impl<'t> Deref for Fenced<'t> {
+impl<'t> Deref for OpenTransaction<'t> {
     type Target = Transaction<'t>;
 
     fn deref(&self) -> &Transaction<'t> {

@@ -110,14 +110,14 @@ impl<C: ConnectionLike + Clone + Send + Sync> RedisFence<C> {
     /// Opens and runs commands in one round trip.
     ///
     /// # Errors
-    /// As [`open`](Fence::open) and [`Opened::run_all`].
+    /// As [`open`](Fence::open) and [`OpenKeys::run_all`].
     pub async fn open_with(
         &self,
         scope: &Scope,
         token: FencingToken,
         commands: Commands,
-    ) -> Result<(Opened<C>, Vec<Value>), FenceError> {
-        let mut opened = Opened {
+    ) -> Result<(OpenKeys<C>, Vec<Value>), FenceError> {
+        let mut opened = OpenKeys {
             fence: self.clone(),
             scope: scope.clone(),
             token,
@@ -160,9 +160,9 @@ impl<C: ConnectionLike + Clone + Send + Sync> RedisFence<C> {
 
 #[async_trait]
 impl<C: ConnectionLike + Clone + Send + Sync> Fence for RedisFence<C> {
-    type Opened = Opened<C>;
+    type Opened = OpenKeys<C>;
 
-    async fn open(&self, scope: &Scope, token: FencingToken) -> Result<Opened<C>, FenceError> {
+    async fn open(&self, scope: &Scope, token: FencingToken) -> Result<OpenKeys<C>, FenceError> {
         let (opened, _) = self.open_with(scope, token, Commands::new()).await?;
         Ok(opened)
     }
@@ -170,13 +170,13 @@ impl<C: ConnectionLike + Clone + Send + Sync> Fence for RedisFence<C> {
 
 /// Keys that were opened under a token.
 #[derive(Clone, Debug)]
-pub struct Opened<C> {
+pub struct OpenKeys<C> {
     fence: RedisFence<C>,
     scope: Scope,
     token: FencingToken,
 }
 
-impl<C: ConnectionLike + Clone + Send + Sync> Opened<C> {
+impl<C: ConnectionLike + Clone + Send + Sync> OpenKeys<C> {
     /// Runs commands in one step. One answer per command, in order.
     ///
     /// # Errors

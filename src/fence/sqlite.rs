@@ -23,7 +23,7 @@
 //!
 //! A fence stops earlier owners, not a repeat by the next one: a run that commits and dies before
 //! its lease is settled is followed by another, under a larger token. So the effect above is the
-//! same the second time. [`is_first`](Fenced::is_first) is for repeats within one run.
+//! same the second time. [`is_first`](OpenConnection::is_first) is for repeats within one run.
 //!
 //! The connection is your own, of `rusqlite` 0.37 to 0.41: the one version in your tree that this
 //! crate uses too (`cargo tree -i rusqlite`).
@@ -38,7 +38,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 use super::{FenceError, Op, Scope, Stale, operation_name};
 use crate::lease::FencingToken;
-use crate::store::sqlite::fault::explain;
+use crate::sqlite_error::explain;
 
 /// The floor is the mark of the empty scope, which is no scope's text. `done` keeps the largest
 /// token that has applied an operation: under an open fence no smaller one can ask.
@@ -66,7 +66,7 @@ const FIRST: &str = "
 
 /// A transaction that was opened: reads and writes as the connection does.
 #[derive(Debug)]
-pub struct Fenced<'t> {
+pub struct OpenConnection<'t> {
     db: &'t Connection,
     scope: Scope,
     token: FencingToken,
@@ -81,7 +81,7 @@ pub fn open<'t>(
     tx: &'t Transaction<'_>,
     scope: &Scope,
     token: FencingToken,
-) -> Result<Fenced<'t>, FenceError> {
+) -> Result<OpenConnection<'t>, FenceError> {
     let db: &Connection = tx;
     let number = token.get() as i64;
     let raised = with_tables(db, |db| {
@@ -101,7 +101,7 @@ pub fn open<'t>(
             return Err(Stale::refuse(scope, token, mark, Op::Open).into());
         }
     }
-    Ok(Fenced {
+    Ok(OpenConnection {
         db,
         scope: scope.clone(),
         token,
@@ -148,7 +148,7 @@ fn trouble(error: rusqlite::Error) -> FenceError {
     explain(error).in_store("sqlite").into()
 }
 
-impl Fenced<'_> {
+impl OpenConnection<'_> {
     /// Notes a named operation. True the first time under this token: then do it, in this
     /// transaction. The job's next run has another token, and is the first again.
     ///
@@ -165,7 +165,7 @@ impl Fenced<'_> {
     }
 }
 
-impl Deref for Fenced<'_> {
+impl Deref for OpenConnection<'_> {
     type Target = Connection;
 
     fn deref(&self) -> &Connection {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use ::metrics::{Counter, Gauge, Histogram, Unit};
 
 use crate::error::{Result, Verb};
-use crate::fence::Op;
+use crate::fence::{self, Op};
 use crate::inspect::{self, QueueView};
 use crate::job::{JobState, Kind, QueueName};
 use crate::lease::Cause;
@@ -40,7 +40,7 @@ pub const LEASE_RENEWALS: &str = "leasehold_lease_renewals_total";
 pub const CALLS_FENCED: &str = "leasehold_calls_fenced_total";
 /// Operations of this process that a fence refused, and of others that a fence in this process
 /// refused. Labels: queue, op = open, read, write.
-pub const STALE_WRITES_REJECTED: &str = "leasehold_stale_writes_rejected_total";
+pub const STALE_WRITES_REJECTED: &str = fence::STALE_WRITES_REJECTED;
 /// Settlements that came after the deadline, though before anybody else. Labels: queue.
 pub const SETTLEMENTS_LATE: &str = "leasehold_settlements_late_total";
 /// Claims that granted nothing.
@@ -442,12 +442,6 @@ pub(crate) fn expired(queue: &QueueName, kind: &Kind, cause: Cause) {
         "queue" => queue.to_string(), "kind" => kind.to_string(), "cause" => cause.as_str()
     )
     .increment(1);
-}
-
-/// Counts an operation that a fence refused.
-pub(crate) fn stale_rejected(queue: &str, op: Op) {
-    ::metrics::counter!(STALE_WRITES_REJECTED, "queue" => queue.to_owned(), "op" => op.as_str())
-        .increment(1);
 }
 
 /// Counts jobs that were enqueued, or found to be duplicates.

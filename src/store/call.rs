@@ -8,7 +8,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Verb};
 use crate::job::{JobId, JobRecord, JobState, Kind, NewJob, QueueName};
 use crate::lease::{Cause, FencingToken, Grant, Nonce, Progress, Receipt, Verdict};
 use crate::limits::{self, at_most, duration, positive, without_zero};
@@ -82,6 +82,26 @@ impl EnqueueRequest {
         }
         at_most("jobs", bytes, limits::CALL_BYTES, "bytes in a call")
     }
+}
+
+/// Checks the jobs of one call against every limit, and gives them their ids.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) fn named(jobs: Vec<NewJob>) -> Result<Vec<(JobId, NewJob)>> {
+    weighed(&jobs)?;
+    Ok(JobId::generate_some(jobs.len()).zip(jobs).collect())
+}
+
+/// Checks the jobs of one call against every limit, and returns their weight in bytes.
+pub(crate) fn weighed(jobs: &[NewJob]) -> Result<usize> {
+    let mut weight = 0;
+    for job in jobs {
+        job.validate().map_err(|e| e.during(Verb::Enqueue))?;
+        weight += job.weight();
+    }
+    at_most("jobs", jobs.len(), limits::CALL_ITEMS, "jobs in a call")
+        .and_then(|()| at_most("jobs", weight, limits::CALL_BYTES, "bytes in a call"))
+        .map_err(|e| e.during(Verb::Enqueue))?;
+    Ok(weight)
 }
 
 /// What became of one enqueued job.

@@ -29,6 +29,7 @@ pub(crate) mod codec;
 #[allow(missing_docs, reason = "hidden: for the command")]
 pub(crate) mod health;
 pub(crate) mod memory;
+pub(crate) mod open;
 #[cfg(any(feature = "redis", feature = "postgres"))]
 pub(crate) mod percent;
 #[cfg(feature = "postgres")]
@@ -41,15 +42,15 @@ pub(crate) mod sql;
 pub(crate) mod sqlite;
 mod wake;
 
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
-pub(crate) use call::PruneKeys;
-pub(crate) use call::bounded;
 pub use call::{
     Beat, Checkpoint, CheckpointRequest, Checkpointed, ClaimQueue, ClaimRequest, Claimed,
     ControlCommand, ControlRequest, Controlled, EnqueueRequest, Enqueued, Expiry, LeaseSelect,
     Outcome, PruneRequest, ReapRequest, Renewal, RequestId, SESSION_IDLE, Select, SessionId,
     SettleRequest, Settlement,
 };
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) use call::{PruneKeys, named};
+pub(crate) use call::{bounded, weighed};
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresOptions, PostgresStore};

@@ -6,14 +6,13 @@ use bytes::Bytes;
 use rusqlite::Transaction;
 
 use super::{OwnedTransaction, TransactionRef};
-use crate::calls::enqueue::named;
 use crate::context::Context;
 use crate::ending::{Ending, native};
 use crate::error::{Result, Verb};
 use crate::fence::{FenceError, sqlite};
 use crate::handler::Failure;
 use crate::job::NewJob;
-use crate::store::{Enqueued, SqliteStore, Store};
+use crate::store::{Enqueued, SqliteStore, Store, named};
 
 impl Context {
     /// Opens the transaction's fence under this lease's scope and token, and with it the right to
@@ -21,7 +20,10 @@ impl Context {
     ///
     /// # Errors
     /// As [`fence`](Self::fence).
-    pub fn fence_in<'t>(&self, tx: &'t Transaction<'_>) -> Result<sqlite::Fenced<'t>, FenceError> {
+    pub fn fence_in<'t>(
+        &self,
+        tx: &'t Transaction<'_>,
+    ) -> Result<sqlite::OpenConnection<'t>, FenceError> {
         let opened = sqlite::open(tx, &self.scope(), self.token())?;
         #[cfg(feature = "testing")]
         crate::point::opened();

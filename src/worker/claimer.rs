@@ -377,7 +377,7 @@ impl Claimer {
         };
         match answer {
             Answer::Known(claimed) => {
-                pool.heard();
+                pool.answered();
                 Some((claimed, is_along.load(Ordering::Relaxed)))
             }
             // Whatever was granted expires by itself.

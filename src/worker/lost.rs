@@ -4,8 +4,8 @@
 //!  who notices                                        reason     calls
 //!  the renewer's watch: the deadline is near            Deadline   lose_all
 //!  the renewer: no progress within the stall limit      Stalled    lose
-//!  the store, in its answer to a renewal                Fenced     lose, lose_all
-//!  the store, in its answer to a call of the handler    Fenced     refused
+//!  the store refuses a renewal                          Fenced     lose, lose_all
+//!  the store refuses a call of the handler              Fenced     call_refused
 //!  the pool, when it is dropped with leases in hand     Deadline   abandon
 //! ```
 //!
@@ -63,7 +63,7 @@ pub(crate) fn lose_all(pool: &Pool, held: &HeldGrant, why: Stop) {
 
 /// The store refused a call of the handler: the lease is somebody else's. Returns what ends the
 /// handler.
-pub(crate) fn refused(pool: &Pool, held: &HeldGrant, index: usize, verb: Verb) -> Failure {
+pub(crate) fn call_refused(pool: &Pool, held: &HeldGrant, index: usize, verb: Verb) -> Failure {
     let meter = &pool.queues[held.queue].meter;
     match verb {
         Verb::Checkpoint => meter.checkpoint_fenced(),

@@ -343,18 +343,18 @@ impl Pool {
     }
 
     /// The store has answered.
-    pub(crate) fn heard(&self) {
+    pub(crate) fn answered(&self) {
         let now = self.clock.stamp(monotonic());
         self.answered.store(now, Ordering::Release);
     }
 
     /// The store has answered a renewal, or has not.
-    pub(crate) fn heard_renewal(&self, succeeded: bool) {
+    pub(crate) fn renewal_answered(&self, succeeded: bool) {
         if !succeeded {
             self.failed_renewals.fetch_add(1, Ordering::AcqRel);
             return;
         }
-        self.heard();
+        self.answered();
         let now = self.answered.load(Ordering::Acquire);
         self.renewed.store(now, Ordering::Release);
         self.failed_renewals.store(0, Ordering::Release);

@@ -204,7 +204,7 @@ async fn renew(
     let span = tracing::debug_span!("store.renew", grants = beats.len());
     let answer = timed(limit, store.renew(beats)).instrument(span).await;
     let took = sent.elapsed();
-    pool.heard_renewal(answer.is_ok());
+    pool.renewal_answered(answer.is_ok());
     match answer {
         Ok(renewals) => {
             pool.meter.renewed(took);
@@ -213,7 +213,7 @@ async fn renew(
                 progress_seen(held, shown);
             }
             for ((held, renewal), leases) in due.iter().zip(&renewals).zip(&counts) {
-                take_in(pool, held, renewal, sent, *leases);
+                apply(pool, held, renewal, sent, *leases);
             }
             let leases = counts.iter().sum();
             pool.observers.emit(|| Event::Renewed {
@@ -278,13 +278,8 @@ async fn timed<T>(limit: Duration, call: impl Future<Output = Result<T>>) -> Res
     })
 }
 
-fn take_in(
-    pool: &Arc<Pool>,
-    held: &Arc<HeldGrant>,
-    renewal: &Renewal,
-    sent: Instant,
-    leases: usize,
-) {
+/// Applies the store's answer for one grant: a longer lease, a cancellation, or a refusal.
+fn apply(pool: &Arc<Pool>, held: &Arc<HeldGrant>, renewal: &Renewal, sent: Instant, leases: usize) {
     let meter = &pool.queues[held.queue].meter;
     match renewal {
         Renewal::Held {

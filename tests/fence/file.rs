@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use leasehold::fence::file::{FencedFile, Opened};
+use leasehold::fence::file::{FencedFile, OpenFile};
 use leasehold::fence::{Fence as _, FenceError, Scope};
 use leasehold::{FencingToken, async_trait};
 use leasehold_conformance::resource::{Holder, Subject};
@@ -17,11 +17,11 @@ struct FileHolder {
     file: FencedFile,
     scope: Scope,
     token: FencingToken,
-    opened: Option<Opened>,
+    opened: Option<OpenFile>,
 }
 
 impl FileHolder {
-    fn opened(&mut self) -> &mut Opened {
+    fn opened(&mut self) -> &mut OpenFile {
         self.opened.as_mut().unwrap()
     }
 

@@ -13,7 +13,7 @@ use leasehold::fence::file::FencedFile;
 use leasehold::fence::http::{
     FENCING_MARK, FENCING_SCOPE, FENCING_TOKEN, FenceLayer, Fenced, conflict, refusal, stamp,
 };
-use leasehold::fence::memory::{Cell, Opened};
+use leasehold::fence::memory::{Cell, OpenCell};
 use leasehold::fence::{Fence, FenceError, Scope};
 use leasehold::{Error, ErrorKind, FencingToken, async_trait};
 use leasehold_conformance::resource::{Holder, Subject, check};
@@ -24,7 +24,7 @@ use tokio::sync::Notify;
 use crate::{conforms, seed};
 
 type Lists = Arc<HashMap<Scope, Vec<u64>>>;
-type Guard = Extension<Fenced<Opened<Lists>>>;
+type Guard = Extension<Fenced<OpenCell<Lists>>>;
 
 async fn read(Extension(fenced): Guard) -> Response {
     match fenced.opened().await.read() {
@@ -346,7 +346,7 @@ fn stamped(token: u64) -> HeaderMap {
 async fn a_request_that_stood_still_behind_the_layer_is_refused_by_what_was_opened() {
     let (arrived, go) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let signals = (Arc::clone(&arrived), Arc::clone(&go));
-    let held_up = move |Extension(fenced): Extension<Fenced<Opened<u64>>>| async move {
+    let held_up = move |Extension(fenced): Extension<Fenced<OpenCell<u64>>>| async move {
         if fenced.token() == FencingToken::new(33) {
             signals.0.notify_one();
             signals.1.notified().await;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use leasehold::fence::memory::{Cell, Opened};
+use leasehold::fence::memory::{Cell, OpenCell};
 use leasehold::fence::{Fence as _, FenceError, Scope};
 use leasehold::{FencingToken, async_trait};
 use leasehold_conformance::resource::{Holder, Subject};
@@ -21,11 +21,11 @@ struct MemoryHolder {
     cell: Cell<Lists>,
     scope: Scope,
     token: FencingToken,
-    opened: Option<Opened<Lists>>,
+    opened: Option<OpenCell<Lists>>,
 }
 
 impl MemoryHolder {
-    fn opened(&mut self) -> &mut Opened<Lists> {
+    fn opened(&mut self) -> &mut OpenCell<Lists> {
         self.opened.as_mut().unwrap()
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold::fence::postgres::{Fenced, migrate, open_all, prune};
+use leasehold::fence::postgres::{OpenTransaction, migrate, open_all, prune};
 use leasehold::fence::{Fence as _, FenceError, Scope};
 use leasehold::{ErrorKind, FencingToken, async_trait};
 use leasehold_conformance::resource::{Holder, Subject};
@@ -206,7 +206,7 @@ async fn scopes_opened_at_once_never_deadlock_and_one_by_one_one_side_is_told() 
         let both = |client, scopes| async move {
             let client: &mut Client = client;
             let tx = client.transaction().await.unwrap();
-            let opened: Result<Vec<Fenced<'_>>, FenceError> =
+            let opened: Result<Vec<OpenTransaction<'_>>, FenceError> =
                 open_all(&tx, scopes, token(round)).await;
             let count = opened
                 .unwrap_or_else(|e| panic!("round {round}: {e}"))

@@ -1,6 +1,6 @@
 //! The fence on a real Redis server, and on a cluster.
 
-use leasehold::fence::redis::{Commands, Opened, RedisFence};
+use leasehold::fence::redis::{Commands, OpenKeys, RedisFence};
 use leasehold::fence::{Fence as _, FenceError, Scope};
 use leasehold::{FencingToken, async_trait};
 use leasehold_conformance::resource::{Holder, Subject, check};
@@ -21,7 +21,7 @@ struct RedisHolder<C> {
     fence: RedisFence<C>,
     scope: Scope,
     token: FencingToken,
-    opened: Option<Opened<C>>,
+    opened: Option<OpenKeys<C>>,
 }
 
 fn key<C: ConnectionLike + Clone + Send + Sync>(fence: &RedisFence<C>, scope: &Scope) -> String {

@@ -71,7 +71,7 @@ fn append(db: &Connection, scope: &Scope, value: u64) {
 impl SqliteHolder {
     fn within<T>(
         &mut self,
-        act: impl FnOnce(&sqlite::Fenced<'_>, &Scope) -> Result<T, FenceError>,
+        act: impl FnOnce(&sqlite::OpenConnection<'_>, &Scope) -> Result<T, FenceError>,
     ) -> Result<T, FenceError> {
         let tx = self.db.as_mut().unwrap().transaction().unwrap();
         let fenced = sqlite::open(&tx, &self.scope, self.token)?;
@@ -158,7 +158,7 @@ fn token(n: u64) -> FencingToken {
     FencingToken::new(n)
 }
 
-fn is_contended(opened: Result<sqlite::Fenced<'_>, FenceError>) -> Option<String> {
+fn is_contended(opened: Result<sqlite::OpenConnection<'_>, FenceError>) -> Option<String> {
     match opened {
         Err(FenceError::Trouble(error)) if error.kind() == ErrorKind::Contended => {
             Some(error.to_string())

@@ -1,8 +1,8 @@
 //! Plain calls: each is one statement, a transaction by itself (`plain.sql`).
 //!
 //! Most calls of a busy queue are plain: new jobs without keys, a claim that finds nothing overdue,
-//! completions that leave nothing behind, and renewals in which no lease lapses. They need no rule of the
-//! lifecycle, so the server does them alone, and a queue's row is locked for as long as it works and not
+//! completions that leave nothing behind, and renewals in which no lease lapses. They need no rule of
+//! `rules`, so the server does them alone, and a queue's row is locked for as long as it works and not
 //! for round trips. A call that turns out not to be plain has changed nothing, and goes the long way,
 //! through [`Tx`].
 

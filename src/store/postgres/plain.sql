@@ -4,7 +4,7 @@
 --      are kept; and a statement that is a transaction by itself is done as a whole or not at all,
 --      whatever became of those sent before it
 --
--- Whatever needs the rules of src/lifecycle is not plain: a repeat, an overdue grant, a due or
+-- Whatever needs the rules of src/rules is not plain: a repeat, an overdue grant, a due or
 -- scheduled job, a suspect, a key, a term of the job's own, a stale receipt. The verbs' own statements
 -- do it then. So each function looks first and changes last.
 --

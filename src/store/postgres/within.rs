@@ -10,11 +10,10 @@ use tokio_postgres::GenericClient;
 use super::fault::{Done, Fault};
 use super::tx::Tx;
 use super::{PostgresStore, at};
-use crate::calls::enqueue::named;
 use crate::error::{Error, Result, Verb};
 use crate::job::NewJob;
 use crate::lease::Verdict;
-use crate::store::{Checkpoint, Checkpointed, Enqueued, Settlement};
+use crate::store::{Checkpoint, Checkpointed, Enqueued, Settlement, named};
 
 /// Ends the transaction of a caller that holds a grant's row and has stopped, unless the caller has
 /// set a limit of its own. Only for this transaction.

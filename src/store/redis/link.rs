@@ -105,7 +105,7 @@ impl Link {
         let address = Address::parse(options.url())?;
         if let Some((name, value)) = address.settings.first() {
             let allowed = "timeout, ca, cert, key, sentinel_user, sentinel_password";
-            let found = crate::client::setting_found((!value.is_empty()).then_some(name));
+            let found = crate::store::open::setting_found((!value.is_empty()).then_some(name));
             return Err(Error::invalid("url", found, allowed).during(Verb::Open));
         }
         Self::start(Arc::new(Dialer::new(address)?))

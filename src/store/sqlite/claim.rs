@@ -1,6 +1,8 @@
 //! claim: expire what is overdue, promote what is due, grant.
 //!
-//! One range is read, one range deleted and one grant written, however many jobs there are.
+//! One range is read, one range deleted and one grant written, however many jobs there are. The
+//! fencing tokens of a grant's leases are consecutive numbers of the file's one
+//! [issuer](crate::rules::issue::Issuer); the first is also the id of the grant.
 
 use std::sync::Arc;
 

@@ -99,7 +99,7 @@ pub(super) fn prepare(
 }
 
 fn write_ahead(db: &Connection, limit: Duration) -> Done<()> {
-    let nap = Duration::from_millis(2);
+    let pause = Duration::from_millis(2);
     let mut waited = Duration::ZERO;
     loop {
         match db.query_row("PRAGMA journal_mode = WAL", [], |row| {
@@ -112,8 +112,8 @@ fn write_ahead(db: &Connection, limit: Duration) -> Done<()> {
                 return Err(Fault::Broken(Error::new(ErrorKind::Unsupported, why)));
             }
             Err(error) if super::fault::is_busy(&error) && waited < limit => {
-                std::thread::sleep(nap);
-                waited += nap;
+                std::thread::sleep(pause);
+                waited += pause;
             }
             Err(error) => return Err(error.into()),
         }

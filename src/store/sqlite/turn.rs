@@ -20,7 +20,7 @@ use crate::clock::monotonic;
 
 /// How long to step aside at most: a waiter polls several times in this time.
 const ASIDE: Duration = Duration::from_millis(4);
-const ASIDE_NAP: Duration = Duration::from_micros(100);
+const ASIDE_PAUSE: Duration = Duration::from_micros(100);
 /// How long not to step aside again after it brought nothing: doubles up to a second.
 const USELESS: Duration = Duration::from_millis(8);
 const USELESS_MAX: Duration = Duration::from_secs(1);
@@ -90,8 +90,8 @@ impl Turn {
                 self.useless = (self.useless * 2).min(USELESS_MAX);
                 return Ok(());
             }
-            std::thread::sleep(ASIDE_NAP);
-            aside += ASIDE_NAP;
+            std::thread::sleep(ASIDE_PAUSE);
+            aside += ASIDE_PAUSE;
         }
         self.useless = USELESS;
         Ok(())
@@ -112,12 +112,12 @@ impl Turn {
 /// Asks for the write lock again and again, more often the longer it takes.
 fn poll(db: &Connection, limit: Duration) -> Done<()> {
     let start = monotonic();
-    let mut naps = Duration::ZERO;
+    let mut paused = Duration::ZERO;
     let mut warned = false;
     loop {
-        // Under a virtual clock no time passes here, so the naps count too.
-        let waited = (monotonic() - start).max(naps);
-        let nap = match waited.as_millis() {
+        // Under a virtual clock no time passes here, so the pauses count too.
+        let waited = (monotonic() - start).max(paused);
+        let pause = match waited.as_millis() {
             0..10 => Duration::from_micros(300),
             10..40 => Duration::from_micros(150),
             40..1_000 => Duration::from_micros(60),
@@ -129,8 +129,8 @@ fn poll(db: &Connection, limit: Duration) -> Done<()> {
                 "a transaction of somebody else keeps renewals and all other calls waiting"
             );
         }
-        std::thread::sleep(nap);
-        naps += nap;
+        std::thread::sleep(pause);
+        paused += pause;
         match begin(db) {
             Err(error) if is_busy(&error) && waited < limit => {}
             Err(error) => return Err(Fault::Broken(explain(error))),

@@ -41,90 +41,32 @@ type List = &'static [(
 )];
 
 /// What is still to be fixed.
-const KNOWN: List = &[
-    (
-        "duplicate type",
-        &[
-            (
-                "crates/leasehold-cli/src/dead.rs",
-                &["Ls", "Purge", "Retry"],
-            ),
-            ("crates/leasehold-cli/src/demo_stage.rs", &["Snapshot"]),
-            ("crates/leasehold-testing/src/stage.rs", &["Shared"]),
-            ("crates/leasehold-web/src/dashboard/leases.rs", &["Row"]),
-            ("src/fence/file.rs", &["Opened"]),
-            ("src/fence/http.rs", &["Fenced"]),
-        ],
-    ),
-    (
-        "width",
-        &[
-            ("crates/leasehold-cli/src/bench.rs", &[]),
-            ("crates/leasehold-testing/src/run.rs", &[]),
-            ("fuzz/src/http.rs", &[]),
-            ("src/fence/http.rs", &[]),
-        ],
-    ),
-    (
-        "import",
-        &[
-            ("src/fence/http.rs", &["fence -> context"]),
-            ("src/fence/mod.rs", &["fence -> observe"]),
-            ("src/fence/sqlite.rs", &["fence -> store"]),
-            ("src/store/postgres/within.rs", &["store -> calls"]),
-        ],
-    ),
-    (
-        "word",
-        &[
-            ("benches/redis.rs", &["ride", "riders", "riding"]),
-            ("crates/leasehold-cli/src/demo_stage.rs", &["heard"]),
-            (
-                "crates/leasehold-conformance/src/checker.rs",
-                &["ride", "rider"],
-            ),
-            (
-                "crates/leasehold-conformance/src/claim.rs",
-                &["ride", "rider", "riders", "rides", "rode"],
-            ),
-            (
-                "crates/leasehold-conformance/src/repeat.rs",
-                &["riders", "riding"],
-            ),
-            ("crates/leasehold-conformance/src/resource.rs", &["rides"]),
-            ("crates/leasehold-web/src/dashboard/workers.rs", &["heard"]),
-            ("examples/embedding.rs", &["greetings"]),
-            ("src/guide/mod.rs", &["lifecycle"]),
-            ("src/job.rs", &["stowed"]),
-            ("src/store/sqlite/migrate.rs", &["nap"]),
-            ("src/store/sqlite/turn.rs", &["nap", "naps"]),
-            ("src/worker/mod.rs", &["rides"]),
-            ("src/worker/pool.rs", &["heard"]),
-            ("tests/differential/main.rs", &["seal"]),
-            ("tests/differential/world.rs", &["ride"]),
-            ("tests/fault/broken.rs", &["riders"]),
-            ("tests/fault/crew.rs", &["nap"]),
-            ("tests/fault/failover.rs", &["naps"]),
-            ("tests/fault/freeze.rs", &["naps"]),
-            ("tests/fault/kill.rs", &["naps"]),
-            ("tests/fault/memory.rs", &["nap", "naps"]),
-            ("tests/fault/partition.rs", &["heard"]),
-            ("tests/fault/roles.rs", &["bell", "nap"]),
-            ("tests/fault/stage.rs", &["nap", "naps"]),
-            ("tests/fault/storm.rs", &["nap"]),
-            ("tests/fence/redis.rs", &["rides"]),
-            ("tests/fence/round_trips.rs", &["rides"]),
-            ("tests/simulation/broken.rs", &["riders"]),
-            ("tests/simulation/net.rs", &["nap"]),
-            ("tests/simulation/plan.rs", &["bell"]),
-            ("tests/stores/checker.rs", &["rode"]),
-            ("tests/support/machine.rs", &["nap"]),
-            ("tests/worker/edges.rs", &["heard"]),
-            ("tests/worker/face.rs", &["greeting", "heard"]),
-            ("tests/worker/runs.rs", &["bell"]),
-        ],
-    ),
-];
+const KNOWN: List = &[(
+    "word",
+    &[
+        ("benches/redis.rs", &["ride", "riders", "riding"]),
+        (
+            "crates/leasehold-conformance/src/checker.rs",
+            &["ride", "rider"],
+        ),
+        (
+            "crates/leasehold-conformance/src/claim.rs",
+            &["ride", "rider", "riders", "rides", "rode"],
+        ),
+        (
+            "crates/leasehold-conformance/src/repeat.rs",
+            &["riders", "riding"],
+        ),
+        ("crates/leasehold-conformance/src/resource.rs", &["rides"]),
+        ("src/worker/mod.rs", &["rides"]),
+        ("tests/differential/world.rs", &["ride"]),
+        ("tests/fault/broken.rs", &["riders"]),
+        ("tests/fence/redis.rs", &["rides"]),
+        ("tests/fence/round_trips.rs", &["rides"]),
+        ("tests/simulation/broken.rs", &["riders"]),
+        ("tests/stores/checker.rs", &["rode"]),
+    ],
+)];
 
 /// The PostgreSQL and Redis stores are rebuilt later, and stay as they are until then.
 const REBUILT_LATER: List = &[
@@ -142,22 +84,8 @@ const REBUILT_LATER: List = &[
             (
                 "src/store/postgres/",
                 &[
-                    "bell",
-                    "bells",
-                    "ear",
-                    "fold",
-                    "folded",
-                    "folds",
-                    "lifecycle",
-                    "luck",
-                    "nap",
-                    "ride",
-                    "rider",
-                    "riders",
-                    "riding",
-                    "rode",
-                    "seal",
-                    "sealing",
+                    "bell", "bells", "ear", "fold", "folded", "folds", "luck", "nap", "ride",
+                    "rider", "riders", "riding", "rode", "seal", "sealing",
                 ],
             ),
             (
@@ -184,6 +112,4 @@ const REBUILT_LATER: List = &[
             ("tests/engines/redis/", &[]),
         ],
     ),
-    // The rules move below the store, and URLs are parsed there.
-    ("import", &[("src/store/redis/", &["store -> client"])]),
 ];

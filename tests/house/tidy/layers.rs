@@ -21,8 +21,20 @@ const LAYERS: [Layer; 7] = [
     // Values.
     Layer {
         modules: &[
-            "clock", "error", "history", "job", "lease", "limits", "names", "panics", "point",
-            "receipt", "retry", "terms", "token",
+            "clock",
+            "error",
+            "history",
+            "job",
+            "lease",
+            "limits",
+            "names",
+            "panics",
+            "point",
+            "receipt",
+            "retry",
+            "sqlite_error",
+            "terms",
+            "token",
         ],
         is_mixed: true,
     },

@@ -68,7 +68,7 @@ async fn main() -> anyhow::Result<()> {
 
     let server = tokio::spawn(serve(client.clone(), listener, stop.clone()));
 
-    let (greeted, mut greetings) = mpsc::unbounded_channel();
+    let (greeted, mut printed) = mpsc::unbounded_channel();
     let greet = move |job: Greet, _ctx: Context| {
         let greeted = greeted.clone();
         async move { anyhow::Ok(greeted.send(format!("hello {}", job.name))?) }
@@ -88,7 +88,7 @@ async fn main() -> anyhow::Result<()> {
     }
     let mut lines = Vec::new();
     while lines.len() < 3 {
-        lines.extend(greetings.recv().await);
+        lines.extend(printed.recv().await);
     }
     lines.sort();
     println!("{}", lines.join(", "));

@@ -556,7 +556,7 @@ fn encoded<J: Job>(job: &J) -> serde_json::Result<Bytes> {
     let mut buffer = BUFFER.take();
     buffer.clear();
     serde_json::to_writer(&mut buffer, job)?;
-    let payload = stowed(&buffer);
+    let payload = packed(&buffer);
     if buffer.capacity() <= KEPT {
         BUFFER.set(buffer);
     }
@@ -566,7 +566,7 @@ fn encoded<J: Job>(job: &J) -> serde_json::Result<Bytes> {
 /// A copy of a payload. Small ones share memory with those that the thread made before: to allocate
 /// each by itself, and to free it on another thread, costs as much as to encode it. Whoever keeps
 /// one of them keeps no more than they share.
-fn stowed(payload: &[u8]) -> Bytes {
+fn packed(payload: &[u8]) -> Bytes {
     const SHARED: usize = 4 << 10;
     const SMALL: usize = SHARED / 8;
     thread_local! {
@@ -580,9 +580,9 @@ fn stowed(payload: &[u8]) -> Bytes {
         room = BytesMut::with_capacity(SHARED);
     }
     room.extend_from_slice(payload);
-    let stowed = room.split().freeze();
+    let packed = room.split().freeze();
     ROOM.set(room);
-    stowed
+    packed
 }
 
 fn header_bytes(headers: &Headers) -> usize {
@@ -713,15 +713,15 @@ mod tests {
     fn payloads_that_share_memory_are_their_own() {
         // Small and large in turn, and more of them than fit into what is shared.
         let texts = |n: usize| vec![b'a' + (n % 26) as u8; n * 7 % 700];
-        let mut stowed: Vec<(usize, Bytes)> = (0..200).map(|n| (n, stowed(&texts(n)))).collect();
-        let neighbours = stowed.windows(2).filter(|pair| {
+        let mut packed: Vec<(usize, Bytes)> = (0..200).map(|n| (n, packed(&texts(n)))).collect();
+        let neighbours = packed.windows(2).filter(|pair| {
             let end = pair[0].1.as_ptr_range().end;
             end == pair[1].1.as_ptr()
         });
         assert!(neighbours.count() > 50, "none shares any");
         // Whoever is gone takes nothing of the others along.
-        stowed.retain(|(n, _)| n % 3 == 0);
-        for (n, bytes) in stowed {
+        packed.retain(|(n, _)| n % 3 == 0);
+        for (n, bytes) in packed {
             assert_eq!(bytes, texts(n));
         }
     }

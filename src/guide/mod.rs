@@ -3,7 +3,7 @@
 //! | page | answers |
 //! |---|---|
 //! | [`architecture`] | what problem this solves, which parts there are, where each promise is kept |
-//! | [`lifecycle`] | what happens to a job, verb by verb |
+//! | [`life`] | what happens to a job, verb by verb |
 //! | [`leases`] | how long a lease lasts, who ends it, what a lost one means |
 //! | [`fencing`] | how to stop an owner that was replaced and does not know it |
 //! | [`keys`] | how to have one job only, or one at a time |
@@ -21,8 +21,8 @@
 #[doc = include_str!("architecture.md")]
 pub mod architecture {}
 
-#[doc = include_str!("lifecycle.md")]
-pub mod lifecycle {}
+#[doc = include_str!("life.md")]
+pub mod life {}
 
 #[doc = include_str!("leases.md")]
 pub mod leases {}

@@ -226,9 +226,9 @@ fn sqlite_agrees_with_memory() {
 
 /// Moves up the starts of the lines of the youngest queues, much more often than claims do: nobody
 /// may notice.
-fn seal_all_the_time() {
-    static SEALER: std::sync::Once = std::sync::Once::new();
-    let seal = async {
+fn advance_all_the_time() {
+    static ADVANCER: std::sync::Once = std::sync::Once::new();
+    let advance = async {
         let db = server::shared().client().await;
         let young = "SELECT namespace, array_agg(name) FROM leasehold.queues
                      GROUP BY namespace ORDER BY max(id) DESC LIMIT 4";
@@ -236,20 +236,20 @@ fn seal_all_the_time() {
             for row in db.query(young, &[]).await.unwrap() {
                 let (namespace, names): (String, Vec<String>) = (row.get(0), row.get(1));
                 let lines: Vec<i16> = (0..fastrand::i16(1..=16)).collect();
-                let seal = "SELECT leasehold.seal($1, $2, $3)";
-                db.execute(seal, &[&namespace, &names, &lines])
+                let call = "SELECT leasehold.seal($1, $2, $3)";
+                db.execute(call, &[&namespace, &names, &lines])
                     .await
                     .unwrap();
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    SEALER.call_once(|| {
+    ADVANCER.call_once(|| {
         std::thread::spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build();
-            runtime.unwrap().block_on(seal);
+            runtime.unwrap().block_on(advance);
         });
     });
 }
@@ -258,7 +258,7 @@ fn postgres_agrees(change: fn(Vec<Step>) -> Vec<Step>) {
     let make: Box<Make> = Box::new(|clock| {
         Box::pin(async move {
             let store = server::shared().store(clock).await;
-            seal_all_the_time();
+            advance_all_the_time();
             (
                 Arc::new(store) as Arc<dyn Store>,
                 Box::new(()) as Box<dyn Any>,

@@ -132,7 +132,7 @@ impl Clock for HandClock {
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) enum Chore {
     /// Takes a while.
-    Nap { millis: u64 },
+    Wait { millis: u64 },
     /// Adds its token to a register, read-modify-write. The owners of the first attempts wait for a
     /// word between the read and the write, and do not listen to anything else.
     Add { key: usize, waiting: u32 },
@@ -216,7 +216,7 @@ struct Hand {
 impl Hand {
     async fn handle(&self, chore: Chore, ctx: Context) -> Result<(), Failure> {
         match chore {
-            Chore::Nap { millis } => {
+            Chore::Wait { millis } => {
                 tokio::time::sleep(Duration::from_millis(millis)).await;
                 Ok(())
             }

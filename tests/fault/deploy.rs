@@ -20,9 +20,9 @@ const WORKERS: usize = 4;
 
 /// The work of both versions, a tenth of it too long for the grace of a drain.
 async fn load(stage: &Stage) {
-    stage.naps(45, 40).await;
+    stage.waits(45, 40).await;
     stage
-        .enqueue(&[const { Chore::Nap { millis: 1_500 } }; 5])
+        .enqueue(&[const { Chore::Wait { millis: 1_500 } }; 5])
         .await;
 }
 

@@ -10,8 +10,8 @@ use crate::process::Process;
 use crate::roles::{Errand, Role};
 use crate::world::{World, figures};
 
-const SHORT: Errand = Errand::Nap { millis: 400 };
-const LONG: Errand = Errand::Nap { millis: 600_000 };
+const SHORT: Errand = Errand::Wait { millis: 400 };
+const LONG: Errand = Errand::Wait { millis: 600_000 };
 
 /// Long enough for the short jobs to end, and for no long one.
 const GRACE: Duration = Duration::from_secs(2);
@@ -28,7 +28,7 @@ async fn stopped_by(signal: Signal) -> (bool, Duration, QueueView) {
     world.until("eight leases", busy).await;
     // A lease that no handler works yet is handed back at once, a short job's, too.
     for _ in 0..8 {
-        worker.hears("naps").await;
+        worker.hears("waits").await;
     }
     let start = Instant::now();
     worker.signal(signal);

@@ -22,7 +22,7 @@ use crate::world::figures;
 use crate::{MACHINE, in_campaign};
 
 const KEYS: usize = 4;
-const NAPS: usize = 120;
+const WAITS: usize = 120;
 const ROUNDS: usize = 3;
 
 /// Several servers, one of which answers for the queue.
@@ -144,7 +144,7 @@ async fn fail_over<S: Servers>(case: &str) -> Lost {
     let waiting = (0..KEYS).map(|key| Chore::Add { key, waiting: 1 });
     let waiting: Vec<_> = waiting.collect();
     // Jobs that the replicas know, and whose ends they do not.
-    stage.naps(NAPS, 400).await;
+    stage.waits(WAITS, 400).await;
     tokio::task::block_in_place(|| {
         let (primary, replicas) = servers.primary();
         for replica in replicas {
@@ -156,7 +156,7 @@ async fn fail_over<S: Servers>(case: &str) -> Lost {
     let before = stage.world.look().await.ledger.completed;
     stage.enqueue(&waiting).await;
     opened(&mut crew, KEYS).await;
-    stage.naps(20, 10).await;
+    stage.waits(20, 10).await;
     let ended = |view: &leasehold::inspect::QueueView| view.ledger.completed >= before + 20;
     stage.world.until("settlements to be lost", ended).await;
     let counted = tokio::task::block_in_place(|| count(servers.primary().0, 50));

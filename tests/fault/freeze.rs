@@ -188,10 +188,10 @@ async fn frozen(cases: [&'static str; 2], fresh: impl AsyncFn() -> World) {
 /// Has a process hold the write lock, frozen, for two seconds amid the work; it is then killed.
 async fn locked_out(term: Duration) -> (World, Killed, QueueView) {
     let mut world = World::new();
-    let naps = (0..JOBS).map(|_| Errand::Nap {
+    let waits = (0..JOBS).map(|_| Errand::Wait {
         millis: fastrand::u64(50..150),
     });
-    world.enqueue(&naps.collect::<Vec<_>>()).await;
+    world.enqueue(&waits.collect::<Vec<_>>()).await;
     let mut workers = Vec::new();
     for _ in 0..2 {
         let mut role = world.role(8);

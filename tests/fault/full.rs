@@ -55,7 +55,7 @@ fn not_run(case: &str, needs: &str, why: &str) {
 }
 
 fn job() -> NewJob {
-    let mut job = NewJob::of(&Errand::Nap { millis: 20 }).unwrap();
+    let mut job = NewJob::of(&Errand::Wait { millis: 20 }).unwrap();
     job.headers = vec![("ballast".into(), "x".repeat(1_000))];
     job
 }

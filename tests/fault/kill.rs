@@ -104,12 +104,12 @@ async fn kill_workers(
 /// Never lets the workers run out of jobs, nor the line grow long.
 async fn top_up(world: &World, ready: u64) {
     if ready < 100 {
-        let naps: Vec<_> = (0..100)
-            .map(|_| Errand::Nap {
+        let waits: Vec<_> = (0..100)
+            .map(|_| Errand::Wait {
                 millis: fastrand::u64(0..=60),
             })
             .collect();
-        world.enqueue(&naps).await;
+        world.enqueue(&waits).await;
     }
 }
 

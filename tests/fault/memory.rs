@@ -37,8 +37,8 @@ async fn redis_out_of_memory() {
     // Some that save their place and end while there is no room, some that only hold on.
     let pages = vec![Chore::Page { waiting: 1 }; HELD / 2];
     let millis = 3 * HOLD.as_millis() as u64 / 2;
-    let naps = vec![Chore::Nap { millis }; HELD / 2];
-    stage.enqueue(&[pages, naps].concat()).await;
+    let waits = vec![Chore::Wait { millis }; HELD / 2];
+    stage.enqueue(&[pages, waits].concat()).await;
     let all = |view: &QueueView| view.counts.leased == HELD as u64;
     stage.world.until("every lease", all).await;
     memory("1");
@@ -50,8 +50,8 @@ async fn redis_out_of_memory() {
     let mut ended = 0;
     // A lease that ran out all the same cannot be granted again without room; it is judged below.
     while ended < HELD as u64 / 2 {
-        let nap = NewJob::of(&Chore::Nap { millis: 0 }).unwrap();
-        let full = stage.world.client.enqueue(nap).await.unwrap_err();
+        let wait = NewJob::of(&Chore::Wait { millis: 0 }).unwrap();
+        let full = stage.world.client.enqueue(wait).await.unwrap_err();
         assert_eq!(full.kind(), ErrorKind::Full, "{full}");
         refused += 1;
         // The control arm: a deadline that is kept by a plain command cannot be moved.

@@ -27,7 +27,7 @@ async fn manual_recovery() {
     let server = tokio::task::block_in_place(|| Standalone::start(&[]));
     let mut stage = Stage::at(server.url()).await;
     stage.registers(KEYS).await;
-    stage.naps(1, 0).await;
+    stage.waits(1, 0).await;
     let mut crew = Vec::new();
     for owner in ["first", "second"] {
         let mut role = stage.role(owner);
@@ -126,7 +126,7 @@ async fn no_progress_zombie() {
         zombie.hears("stopped").await;
         takeovers.push(start.elapsed());
     }
-    stage.naps(20, 10).await;
+    stage.waits(20, 10).await;
     let view = stage.drained().await;
     let judged = stage.finish([zombie]).await;
     judged.assert_sound(CASE);

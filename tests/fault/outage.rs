@@ -46,7 +46,7 @@ async fn outages(most: usize, flaw: Option<Flaw>) -> (Judgement, Vec<Storm>) {
     while storms.len() < most && storms.last().is_none_or(|storm| storm.after > SURGE) {
         // More than they get done: everybody is always busy.
         stage
-            .enqueue(&vec![Chore::Nap { millis: 150 }; 2_500])
+            .enqueue(&vec![Chore::Wait { millis: 150 }; 2_500])
             .await;
         let steady = requests(&proxy, WINDOW).await as f64;
         // The server answers, and does nothing.

@@ -53,7 +53,7 @@ async fn cut_off(engine: Engine, case: &str, mode: Mode, fenced: bool) -> Judgem
     role.fenced = fenced;
     let mut second = Stage::hire(role).await;
     // What is measured is a takeover, not a start: the first has no slot for this.
-    stage.naps(1, 0).await;
+    stage.waits(1, 0).await;
     let at_work = |view: &QueueView| view.counts.completed == 1;
     stage.world.until("the second at work", at_work).await;
     proxy.set(mode);
@@ -68,21 +68,21 @@ async fn cut_off(engine: Engine, case: &str, mode: Mode, fenced: bool) -> Judgem
     }
     // The link heals, and the first is of use again, alone.
     proxy.set(Mode::Pass);
-    stage.naps(50, 20).await;
+    stage.waits(50, 20).await;
     stage.drained().await;
     let judged = stage.finish([second]).await;
     assert!(
         judged.row.takeovers.len() >= KEYS,
         "{case}: nobody was replaced"
     );
-    stage.naps(50, 20).await;
+    stage.waits(50, 20).await;
     stage.drained().await;
     let judged = stage.finish([first]).await;
     if fenced {
         // Where only the replies are lost, the store hears an owner renew for as long as it still
         // relies on its lease.
-        let heard = if mode == Mode::DropReplies { 2 } else { 1 };
-        stage.assert_prompt(case, &judged, heard * TERM);
+        let terms = if mode == Mode::DropReplies { 2 } else { 1 };
+        stage.assert_prompt(case, &judged, terms * TERM);
     }
     judged
 }

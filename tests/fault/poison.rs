@@ -17,7 +17,7 @@ use crate::table::{Row, report};
 use crate::world::{TERM, World, assert_in_order, figures};
 
 const POISON: Errand = Errand::Poison { millis: 200 };
-const HEALTHY: Errand = Errand::Nap { millis: 300 };
+const HEALTHY: Errand = Errand::Wait { millis: 300 };
 
 /// How it ended.
 struct Ended {

@@ -120,7 +120,7 @@ async fn concurrent_acquisition() {
     }
     // A part of them behind one key each, so that only one of those can be had.
     let all = (0..JOBS).map(|n| {
-        let job = NewJob::of(&Chore::Nap { millis: 0 }).unwrap();
+        let job = NewJob::of(&Chore::Wait { millis: 0 }).unwrap();
         match n % (5 * KEYS) {
             key if key < KEYS => job.exclusive(key.to_string()).unwrap(),
             _ => job,

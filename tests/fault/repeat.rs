@@ -35,7 +35,7 @@ async fn work(stage: &Stage, rounds: usize) {
     });
     let pages = (0..rounds).map(|_| Chore::Page { waiting: 0 });
     stage.enqueue(&adds.chain(pages).collect::<Vec<_>>()).await;
-    stage.naps(rounds * 20, 10).await;
+    stage.waits(rounds * 20, 10).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

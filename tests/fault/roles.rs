@@ -66,7 +66,7 @@ pub(crate) struct ProducerRole {
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) enum Errand {
     /// Takes a while.
-    Nap { millis: u64 },
+    Wait { millis: u64 },
     /// Ends at once, and says where it comes from.
     Note { producer: u32, number: u64 },
     /// Takes its process with it.
@@ -224,8 +224,8 @@ impl Hand {
 
     async fn handle(&self, errand: Errand, ctx: &Context) -> Result<(), Failure> {
         match errand {
-            Errand::Nap { millis } => {
-                say("naps");
+            Errand::Wait { millis } => {
+                say("waits");
                 tokio::time::sleep(Duration::from_millis(millis)).await;
             }
             Errand::Note { .. } => {}
@@ -277,8 +277,8 @@ impl Hand {
         file.unwrap().write_all(line.as_bytes()).unwrap();
     }
 
-    /// Works without looking at the bell. Whoever stood still meanwhile tries everything that the
-    /// lease once allowed.
+    /// Works without looking at its stop signal. Whoever stood still meanwhile tries everything
+    /// that the lease once allowed.
     async fn haunt(&self, takes: Duration, ctx: &Context) -> Result<(), Failure> {
         say("began");
         std::thread::sleep(takes);

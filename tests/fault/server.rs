@@ -21,7 +21,7 @@ pub(crate) async fn work(stage: &Stage, rounds: usize) {
         waiting: 0,
     });
     stage.enqueue(&adds.collect::<Vec<_>>()).await;
-    stage.naps(rounds * 20, 60).await;
+    stage.waits(rounds * 20, 60).await;
 }
 
 /// Waits until this many more jobs are completed.
@@ -68,7 +68,7 @@ async fn restarted(engine: Engine, case: &'static str, daily: usize) {
     // The control arm: it is the disk that keeps them.
     let mut host = engine.forgetful();
     let stage = Stage::at(host.url()).await;
-    stage.naps(100, 0).await;
+    stage.waits(100, 0).await;
     host.crash();
     while stage.world.client.queues().await.is_err() {}
     let lost = stage.finish([]).await.broke(Rule::JobLost);

@@ -60,7 +60,7 @@ async fn load(stage: &Stage, millis: u64) {
     while start.elapsed() < Duration::from_millis(millis) {
         let adds = (0..KEYS).map(|key| Chore::Add { key, waiting: 0 });
         stage.enqueue(&adds.collect::<Vec<_>>()).await;
-        stage.naps(20, 40).await;
+        stage.waits(20, 40).await;
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -143,7 +143,7 @@ mod server {
         replaced(first, second).await;
         // As it was meant to be, so that it is not the clock that the rest waits for.
         clock.set(ahead.max(60_000_000), 0);
-        stage.naps(50, 20).await;
+        stage.waits(50, 20).await;
         stage.drained().await;
         stage.finish(crew).await
     }
@@ -258,7 +258,7 @@ async fn one_off(ahead: i64, fenced: bool) -> Judgement {
         unreachable!()
     };
     replaced(first, second).await;
-    stage.naps(50, 20).await;
+    stage.waits(50, 20).await;
     stage.drained().await;
     stage.finish(crew).await
 }

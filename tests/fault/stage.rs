@@ -130,13 +130,13 @@ impl Stage {
         self.world.client.enqueue_many(jobs).await.unwrap();
     }
 
-    /// Naps of up to `millis`.
-    pub(crate) async fn naps(&self, count: usize, millis: u64) {
-        let nap = || Chore::Nap {
+    /// Waits of up to `millis`.
+    pub(crate) async fn waits(&self, count: usize, millis: u64) {
+        let wait = || Chore::Wait {
             millis: fastrand::u64(0..=millis),
         };
-        let naps: Vec<_> = (0..count).map(|_| nap()).collect();
-        self.enqueue(&naps).await;
+        let waits: Vec<_> = (0..count).map(|_| wait()).collect();
+        self.enqueue(&waits).await;
     }
 
     /// Waits until every job that there ever was is completed.

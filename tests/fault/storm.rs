@@ -30,10 +30,10 @@ async fn hold(engine: Engine, leases: usize, term: Duration, flaw: Option<Flaw>)
     let mut stage = Stage::at(host.url()).await;
     let mut role = stage.role("first");
     (role.slots, role.term, role.flaw) = (leases, term, flaw);
-    let nap = Chore::Nap {
+    let wait = Chore::Wait {
         millis: 2 * term.as_millis() as u64,
     };
-    for part in vec![nap; leases].chunks(5_000) {
+    for part in vec![wait; leases].chunks(5_000) {
         stage.enqueue(part).await;
     }
     let worker = Stage::hire(role).await;

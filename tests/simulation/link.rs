@@ -122,7 +122,7 @@ impl Store for Link {
     }
 
     async fn wait(&self, _: &[QueueName], _: bool, limit: Duration) -> Result<()> {
-        tokio::time::sleep(self.port.net.nap(limit)).await;
+        tokio::time::sleep(self.port.net.sleep_time(limit)).await;
         Ok(())
     }
 

@@ -128,7 +128,7 @@ impl Net {
     }
 
     /// How long a wait lasts: wake-ups for nothing are allowed.
-    pub(crate) fn nap(&self, limit: Duration) -> Duration {
+    pub(crate) fn sleep_time(&self, limit: Duration) -> Duration {
         let share = self.lock().random.f64();
         LATENCY.max(limit.mul_f64(share))
     }

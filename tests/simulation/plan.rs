@@ -152,7 +152,7 @@ pub(crate) enum Style {
     Checkpoints,
     /// Shows no progress, and has a stall limit.
     Stalls,
-    /// Does not heed its bell.
+    /// Does not heed its stop signal.
     Deaf,
 }
 

@@ -108,14 +108,14 @@ impl Watch {
 
 /// Sleeps and syncs in turn, and tells the longest of each.
 fn watch(over: &AtomicBool) -> (Duration, Duration) {
-    const NAP: Duration = Duration::from_millis(2);
+    const SLEEP: Duration = Duration::from_millis(2);
     let mut file = tempfile::tempfile().unwrap();
     let (mut latest, mut slowest) = (Duration::ZERO, Duration::ZERO);
     while !over.load(Ordering::Relaxed) {
         for _ in 0..10 {
             let start = Instant::now();
-            std::thread::sleep(NAP);
-            latest = latest.max(start.elapsed().saturating_sub(NAP));
+            std::thread::sleep(SLEEP);
+            latest = latest.max(start.elapsed().saturating_sub(SLEEP));
         }
         let start = Instant::now();
         file.write_all(b"on watch").unwrap();

@@ -246,7 +246,7 @@ async fn a_renewer_that_waits_for_its_connection_watches_all_the_same() {
     faulty.dedicate = Fate::Hang;
     let client = Client::new(Arc::new(faulty));
     client.enqueue(&Add { n: 0 }).await.unwrap();
-    let (told, mut heard) = mpsc::unbounded_channel();
+    let (told, mut received) = mpsc::unbounded_channel();
     let handler = move |_: Add, ctx: Context| {
         let told = told.clone();
         async move {
@@ -259,7 +259,7 @@ async fn a_renewer_that_waits_for_its_connection_watches_all_the_same() {
         .worker()
         .handle(handler)
         .terms(LeaseTerms::of_term(Duration::from_millis(500)));
-    let stop = async { assert_eq!(soon(heard.recv()).await, Some(true)) };
+    let stop = async { assert_eq!(soon(received.recv()).await, Some(true)) };
     worker.run_until(stop).await.unwrap();
 }
 
@@ -521,7 +521,7 @@ async fn a_lifetime_shorter_than_the_guard_is_worked_and_watched() {
     let short = JobOptions::default().max_lifetime(Duration::from_millis(500));
     let jobs = adds(2).into_iter().map(|job| job.options(short.clone()));
     client.enqueue_many(jobs).await.unwrap();
-    let (told, mut heard) = mpsc::unbounded_channel();
+    let (told, mut received) = mpsc::unbounded_channel();
     let handler = move |job: Add, ctx: Context| {
         let told = told.clone();
         async move {
@@ -536,7 +536,7 @@ async fn a_lifetime_shorter_than_the_guard_is_worked_and_watched() {
     // The guard of this term is 700 ms, and its renewals are 100 s apart.
     let worker = client.worker().handle(handler).terms(LeaseTerms::LONG);
     worker.run_until(completed(&client, 2)).await.unwrap();
-    let told = heard.recv().await.unwrap();
+    let told = received.recv().await.unwrap();
     assert!(told < Duration::from_secs(8), "told after {told:?}");
 }
 

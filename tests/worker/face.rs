@@ -142,6 +142,9 @@ async fn a_paused_worker_claims_nothing_and_its_handlers_go_on() {
     client.enqueue(Add { n: 1 }).await.unwrap();
     tokio::time::sleep(millis(300)).await;
     assert_eq!(worker.stats().held, 1, "it claimed while it was paused");
+    // One that it handed back at once would not be held, but it was granted.
+    let granted = client.ledger().await.unwrap().granted;
+    assert_eq!(granted, 1, "it claimed and handed back while it was paused");
 
     gate.notify_one();
     until(async || completed(&client).await == 1).await;
@@ -285,17 +288,17 @@ async fn layers_wrap_each_run_from_the_first_inwards() {
 }
 
 #[derive(Debug)]
-struct Greeting(&'static str);
+struct Motto(&'static str);
 
 #[tokio::test]
 async fn state_is_found_by_its_type_and_missed_by_name() {
     let client = client();
-    let heard: Arc<Mutex<Vec<String>>> = Arc::default();
-    let told = Arc::clone(&heard);
+    let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+    let told = Arc::clone(&seen);
     let handler = move |_: Add, ctx: Context| {
         let told = Arc::clone(&told);
         async move {
-            let word = ctx.state::<Greeting>()?.0.to_owned();
+            let word = ctx.state::<Motto>()?.0.to_owned();
             told.lock().unwrap().push(word);
             ctx.state::<String>().map(|_| ())
         }
@@ -305,9 +308,9 @@ async fn state_is_found_by_its_type_and_missed_by_name() {
     let id = client.enqueue(job).await.unwrap().id();
     let dead = async || client.ledger().await.unwrap().buried == 1;
     let worker = client.worker().handle(handler);
-    let worker = worker.state(Greeting("old")).state(Greeting("hello"));
+    let worker = worker.state(Motto("old")).state(Motto("hello"));
     run(worker, dead).await;
-    assert_eq!(*heard.lock().unwrap(), ["hello"]);
+    assert_eq!(*seen.lock().unwrap(), ["hello"]);
     let job = client.job(id).await.unwrap().unwrap();
     let why = job.job.history.last().unwrap().reason.clone().unwrap();
     assert!(

@@ -194,16 +194,16 @@ async fn cut_off(overstate: u32, lease: Duration) -> (Duration, u64) {
     client.enqueue(&Add { n: 1 }).await.unwrap();
     let told = Arc::new(Mutex::new(None));
     let (seen, gone) = (told.clone(), Arc::new(Notify::new()));
-    let bell = gone.clone();
+    let notify = gone.clone();
     let start = Instant::now();
     let handler = move |_: Add, ctx: Context| {
-        let (seen, bell) = (seen.clone(), bell.clone());
+        let (seen, notify) = (seen.clone(), notify.clone());
         async move {
             ctx.cancelled().await;
             assert!(ctx.is_lost());
             *seen.lock().unwrap() = Some(start.elapsed());
-            bell.notify_one();
-            // Ignores the bell: it is dropped after the grace.
+            notify.notify_one();
+            // Ignores the stop signal: it is dropped after the grace.
             std::future::pending::<()>().await;
             Ok::<(), Failure>(())
         }
@@ -612,18 +612,18 @@ async fn drained() -> Result<(), String> {
     let client = client();
     client.enqueue_many(adds(40)).await.unwrap();
     let started = Arc::new(Notify::new());
-    let bell = started.clone();
+    let notify = started.clone();
     let begun = Arc::new(AtomicUsize::new(0));
     let handler = move |job: Add, ctx: Context| {
-        let (bell, begun) = (bell.clone(), begun.clone());
+        let (notify, begun) = (notify.clone(), begun.clone());
         async move {
             // All four run when the drain begins.
             if begun.fetch_add(1, Ordering::SeqCst) == 3 {
-                bell.notify_one();
+                notify.notify_one();
             }
             match job.n {
                 0 => {
-                    // Heeds the bell and saves its work.
+                    // Heeds the stop signal and saves its work.
                     ctx.cancelled().await;
                     assert!(ctx.is_draining() && !ctx.is_lost());
                     Ok(())

@@ -38,8 +38,8 @@ const ROUNDS: usize = 3;
 ///          same directory, WAL, `synchronous` as for the store, inserts and then deletes
 ///          (DELETE … RETURNING) rows with the same payload, 100 in a transaction. redis: one
 ///          connection, 8 calls in flight, RPUSH of 100 payloads, which are encoded from the same
-///          jobs in the time that counts, and then LPOP of 100, which are not decoded. postgres: one
-///          table with a key that counts up, one connection, INSERT of 100 payloads and then
+///          jobs in the time that counts, and then LPOP of 100, which are not decoded. postgres:
+///          one table with a key that counts up, one connection, INSERT of 100 payloads and then
 ///          DELETE … SKIP LOCKED RETURNING of 100, each a transaction, as durable as the store.
 ///
 /// Exit code 1 if a job was lost or ran twice.

@@ -17,15 +17,15 @@ use leasehold::store::{ControlCommand, Controlled, Select};
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Args {
     /// List dead jobs, grouped by kind and error
-    Ls(Ls),
+    Ls(ListDead),
     /// Give dead jobs another life: ready, with their counts at zero
-    Retry(Retry),
+    Retry(RetryDead),
     /// Delete dead jobs
-    Purge(Purge),
+    Purge(PurgeDead),
 }
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Ls {
+pub(super) struct ListDead {
     #[command(flatten)]
     filter: Filter,
 
@@ -38,7 +38,7 @@ pub(super) struct Ls {
 }
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Retry {
+pub(super) struct RetryDead {
     #[command(flatten)]
     which: Which,
     #[command(flatten)]
@@ -46,7 +46,7 @@ pub(super) struct Retry {
 }
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Purge {
+pub(super) struct PurgeDead {
     #[command(flatten)]
     which: Which,
     #[command(flatten)]
@@ -176,7 +176,7 @@ fn masked(error: &str) -> String {
     out::clip(&text, 160)
 }
 
-async fn list(ls: &Ls, cli: &Cli, client: &Client) -> Done {
+async fn list(ls: &ListDead, cli: &Cli, client: &Client) -> Done {
     const HEADER: &[&str] = &["job", "kind", "queue", "attempt", "died", "error"];
     let mut reader = Reader::new(ls.limit);
     let mut listing = Listing::new(cli.output, "jobs", HEADER).or_else("no dead jobs");
@@ -204,7 +204,7 @@ struct Group {
     example: JobId,
 }
 
-async fn groups(ls: &Ls, cli: &Cli, client: &Client) -> Done {
+async fn groups(ls: &ListDead, cli: &Cli, client: &Client) -> Done {
     const HEADER: &[&str] = &[
         "kind",
         "jobs",

@@ -164,8 +164,8 @@ async fn tell(client: &Client, place: &Place) -> Result<Ending, Trouble> {
     ));
     stage.thaw(FROZEN)?;
     stage
-        .watch_until("the woken worker to be refused", |_, heard| {
-            heard.refused.iter().any(|(worker, _)| *worker == FROZEN)
+        .watch_until("the woken worker to be refused", |_, reports| {
+            reports.refused.iter().any(|(worker, _)| *worker == FROZEN)
         })
         .await?;
     stage.view.headline("the workers finish the rest");
@@ -193,8 +193,13 @@ async fn tell(client: &Client, place: &Place) -> Result<Ending, Trouble> {
 /// Waits until every job of a worker that is gone runs elsewhere. Returns how long the last took.
 async fn taken_over(stage: &mut Stage, client: &Client, gone: &Gone) -> Result<Duration, Trouble> {
     stage
-        .watch_until("the leases to move", |_, heard| {
-            let elsewhere = |job| heard.started.get(job).is_some_and(|by| *by != gone.worker);
+        .watch_until("the leases to move", |_, reports| {
+            let elsewhere = |job| {
+                reports
+                    .started
+                    .get(job)
+                    .is_some_and(|by| *by != gone.worker)
+            };
             gone.leases.iter().all(|lease| elsewhere(&lease.job))
         })
         .await?;

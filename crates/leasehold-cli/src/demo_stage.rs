@@ -37,13 +37,13 @@ pub(super) enum WorkerState {
 
 /// The store at one moment.
 #[derive(Default)]
-pub(super) struct Snapshot {
+pub(super) struct DemoSnapshot {
     pub(super) leases: Vec<LeaseView>,
     pub(super) counts: Counts,
     pub(super) ledger: Ledger,
 }
 
-impl Snapshot {
+impl DemoSnapshot {
     /// The leases of a worker, counted from 1.
     pub(super) fn of(&self, worker: usize) -> impl Iterator<Item = &LeaseView> {
         let owner = owner(worker);
@@ -73,12 +73,12 @@ pub(super) struct Stage {
     /// work, however slowly a busy machine gets to that point.
     pub(super) more_to_do: bool,
     pub(super) view: View,
-    pub(super) heard: Heard,
+    pub(super) reports: Reports,
 }
 
 /// What the workers have told.
 #[derive(Default)]
-pub(super) struct Heard {
+pub(super) struct Reports {
     /// Who started a job last.
     pub(super) started: HashMap<JobId, usize>,
     /// Jobs that a worker was refused to settle.
@@ -148,7 +148,7 @@ impl Stage {
             jobs: Vec::new(),
             more_to_do: true,
             view: View::new(workers),
-            heard: Heard::default(),
+            reports: Reports::default(),
         }
     }
 
@@ -202,7 +202,7 @@ impl Stage {
         Ok(())
     }
 
-    pub(super) async fn look(&self) -> Result<Snapshot, Trouble> {
+    pub(super) async fn look(&self) -> Result<DemoSnapshot, Trouble> {
         let store = &**self.client.store();
         let page = Page::first(limits::PAGE_ROWS);
         let leases = inspect::leases(store, LeaseFilter::default(), page).await?;
@@ -210,7 +210,7 @@ impl Stage {
         let (counts, ledger) = queue
             .map(|view| (view.counts, view.ledger))
             .unwrap_or_default();
-        Ok(Snapshot {
+        Ok(DemoSnapshot {
             leases: leases.rows,
             counts,
             ledger,
@@ -221,14 +221,14 @@ impl Stage {
     pub(super) async fn watch_until(
         &mut self,
         what: &str,
-        mut done: impl FnMut(&Snapshot, &Heard) -> bool,
-    ) -> Result<Snapshot, Trouble> {
+        mut done: impl FnMut(&DemoSnapshot, &Reports) -> bool,
+    ) -> Result<DemoSnapshot, Trouble> {
         let until = monotonic() + STEP_LIMIT;
         loop {
             self.listen();
             let seen = self.look().await?;
             self.view.draw(&seen, &self.states, self.term);
-            if done(&seen, &self.heard) {
+            if done(&seen, &self.reports) {
                 return Ok(seen);
             }
             if self.more_to_do && seen.counts.ready == 0 {
@@ -267,7 +267,7 @@ impl Stage {
         while let Ok((worker, news)) = self.news.try_recv() {
             let paint = self.view.paint();
             match news {
-                News::Started { job } => drop(self.heard.started.insert(job, worker)),
+                News::Started { job } => drop(self.reports.started.insert(job, worker)),
                 News::Expired { owner, job } => self.view.detail(&format!(
                     "{}: {}'s lease on job {} has expired; worker {worker} noticed",
                     paint.bad("expired"),
@@ -276,7 +276,7 @@ impl Stage {
                 )),
                 News::Fenced { verb, job, token } => {
                     if verb == "settle" {
-                        self.heard.refused.insert((worker, job));
+                        self.reports.refused.insert((worker, job));
                     }
                     self.view.detail(&format!(
                         "{}: worker {worker} wanted to {verb} job {} with token {token}, \

@@ -9,7 +9,7 @@ use std::time::Duration;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use tokio::time::Instant;
 
-use super::demo_stage::{Snapshot, WorkerState};
+use super::demo_stage::{DemoSnapshot, WorkerState};
 use super::out::{self, Paint};
 use leasehold::hooks::monotonic;
 use leasehold::inspect::LeaseView;
@@ -78,7 +78,7 @@ impl View {
         };
     }
 
-    pub(super) fn draw(&self, seen: &Snapshot, workers: &[WorkerState], term: Duration) {
+    pub(super) fn draw(&self, seen: &DemoSnapshot, workers: &[WorkerState], term: Duration) {
         let Some(table) = &self.live else { return };
         for (number, state) in workers.iter().enumerate() {
             let line = self.row(number + 1, *state, seen, term);
@@ -96,7 +96,13 @@ impl View {
         table.rows[workers.len() + 1].set_message(self.paint.dim(&queue));
     }
 
-    fn row(&self, number: usize, state: WorkerState, seen: &Snapshot, term: Duration) -> String {
+    fn row(
+        &self,
+        number: usize,
+        state: WorkerState,
+        seen: &DemoSnapshot,
+        term: Duration,
+    ) -> String {
         let word = match state {
             WorkerState::Working => self.paint.good("working"),
             WorkerState::Killed => self.paint.bad("killed "),

@@ -13,17 +13,17 @@ use leasehold::store::{ControlCommand, Controlled, Select};
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Args {
     /// List jobs, queue by queue and state by state
-    Ls(Ls),
+    Ls(ListJobs),
     /// Show one job: its lease, and how its last leases ended and why
     Show(Show),
     /// Call jobs off; of a leased one the holder is told to stop
     Cancel(Cancel),
     /// Run jobs again: dead ones with their counts at zero, scheduled ones now
-    Retry(Retry),
+    Retry(RetryJobs),
 }
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Ls {
+pub(super) struct ListJobs {
     /// Of this queue
     #[arg(long)]
     queue: Option<QueueName>,
@@ -59,7 +59,7 @@ pub(super) struct Cancel {
 }
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Retry {
+pub(super) struct RetryJobs {
     /// The jobs
     #[arg(value_name = "JOB", required = true)]
     ids: Vec<JobId>,
@@ -97,7 +97,7 @@ const HEADER: &[&str] = &[
     "last lease",
 ];
 
-async fn list(ls: &Ls, cli: &Cli, client: &Client) -> Done {
+async fn list(ls: &ListJobs, cli: &Cli, client: &Client) -> Done {
     let views = client.queues().await?;
     if let Some(queue) = &ls.queue {
         act::known(client, queue).await?;
@@ -193,7 +193,7 @@ impl Cancel {
     }
 }
 
-impl Retry {
+impl RetryJobs {
     async fn run(&self, cli: &Cli, client: &Client) -> Done {
         let mut commands = Vec::new();
         for &id in &self.ids {

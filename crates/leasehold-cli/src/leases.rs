@@ -15,7 +15,7 @@ use leasehold::store::{ControlCommand, LeaseSelect};
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Args {
     /// List the live leases, those that expire first at the top
-    Ls(Ls),
+    Ls(ListLeases),
     /// End leases now, without their holders: the jobs are ready again, nothing is charged
     ///
     /// The old receipt is refused from then on. Its holder may not know yet, and goes on working
@@ -24,7 +24,7 @@ pub(super) enum Args {
 }
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Ls {
+pub(super) struct ListLeases {
     /// Of this queue
     #[arg(long)]
     queue: Option<QueueName>,
@@ -86,7 +86,7 @@ const HEADER: &[&str] = &[
     "progress",
 ];
 
-async fn list(ls: &Ls, cli: &Cli) -> Done {
+async fn list(ls: &ListLeases, cli: &Cli) -> Done {
     let client = cli.open_existing().await?;
     let filter = LeaseFilter {
         queue: ls.queue.clone(),

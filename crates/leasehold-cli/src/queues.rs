@@ -22,7 +22,7 @@ pub(super) enum Args {
     /// Grant again
     Resume(One),
     /// Delete the jobs of a queue; leased ones are left alone
-    Purge(Purge),
+    Purge(PurgeQueue),
 }
 
 #[derive(Debug, clap::Args)]
@@ -42,7 +42,7 @@ pub(super) struct Parked {
 }
 
 #[derive(Debug, clap::Args)]
-pub(super) struct Purge {
+pub(super) struct PurgeQueue {
     /// The queue
     queue: QueueName,
 

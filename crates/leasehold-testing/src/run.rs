@@ -105,7 +105,8 @@ pub struct Ran {
 /// # async fn main() -> leasehold::Result<()> {
 /// leasehold_testing::run(mail, &Mail { to: "a@example.org".into() }).await?.assert_completed();
 /// leasehold_testing::run(mail, &Mail { to: "ann".into() }).await?.assert_buried("not an address");
-/// leasehold_testing::run(mail, &Mail { to: "busy".into() }).await?.assert_snoozed(Duration::from_secs(60));
+/// let busy = leasehold_testing::run(mail, &Mail { to: "busy".into() }).await?;
+/// busy.assert_snoozed(Duration::from_secs(60));
 /// # Ok(()) }
 /// ```
 ///

@@ -20,7 +20,7 @@ use leasehold::store::{ControlCommand, Enqueued, Select};
 use leasehold::{Client, Error, ErrorKind, NewJob, Result, Store, Worker};
 
 /// Something to be shared by the handlers of one stage.
-type Shared<T> = Arc<Mutex<T>>;
+type Locked<T> = Arc<Mutex<T>>;
 
 pub(super) fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
@@ -31,7 +31,7 @@ pub(super) struct Stage {
     store: Arc<dyn Store>,
     clock: ManualClock,
     owners: AtomicUsize,
-    enqueued: Shared<Vec<NewJob>>,
+    enqueued: Locked<Vec<NewJob>>,
     /// Rises with every poll.
     pulse: Arc<AtomicU64>,
 }
@@ -43,7 +43,7 @@ impl Stage {
             store: Arc::new(MemoryStore::with_clock(clock.clone())),
             clock,
             owners: AtomicUsize::new(1),
-            enqueued: Shared::default(),
+            enqueued: Locked::default(),
             pulse,
         }
     }
@@ -58,7 +58,7 @@ impl Stage {
     /// another process.
     pub(super) async fn claim(&self, handle: impl FnOnce(Worker) -> Worker) -> Result<Actor> {
         let (ended, enqueued) = (
-            Shared::<Option<Ended>>::default(),
+            Locked::<Option<Ended>>::default(),
             Arc::clone(&self.enqueued),
         );
         let client = Client::new(Arc::clone(&self.store)).observer(move |event: &Event<'_>| {
@@ -131,7 +131,7 @@ pub(super) struct Actor {
     notes: Arc<Notes>,
     woken: Arc<Woken>,
     pulse: Arc<AtomicU64>,
-    ended: Shared<Option<Ended>>,
+    ended: Locked<Option<Ended>>,
 }
 
 /// Where an actor stands.

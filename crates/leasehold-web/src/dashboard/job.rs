@@ -1,7 +1,7 @@
 //! Job: everything that is known of one, and what became of each of its leases.
 
 use super::html::{Html, html, put, query};
-use super::leases::{Row, countdown, progress};
+use super::leases::{LeaseHealth, countdown, progress};
 use super::page::{Asked, Shown, Trouble};
 use super::words::{ago, clip, count, grouped, moment, now, short};
 use leasehold::clock::Timestamp;
@@ -54,7 +54,7 @@ fn summary(asked: &Asked, view: &JobView) -> Html {
         put!(
             html,
             r#"<p class="{}">{} held by <b>{}</b> for {}, token <span class="mono">{}</span>, {}. {}</p>"#,
-            Row::of(lease).class(),
+            LeaseHealth::of(lease).class(),
             countdown(lease),
             lease.owner,
             lease.task,

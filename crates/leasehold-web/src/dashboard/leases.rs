@@ -14,7 +14,7 @@ const ROWS: usize = 50;
 
 /// How a live lease looks from outside.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Row {
+pub(super) enum LeaseHealth {
     /// Renewed in time.
     Well,
     /// Less than half its term is left: a renewal at a third of the term should have come.
@@ -23,7 +23,7 @@ pub(super) enum Row {
     Silent,
 }
 
-impl Row {
+impl LeaseHealth {
     pub(super) fn of(lease: &LeaseView) -> Self {
         match share(lease) {
             s if s < SILENT => Self::Silent,
@@ -153,7 +153,7 @@ fn row(asked: &Asked, lease: &LeaseView) -> Html {
     let mut html = html!(
         r#"<tr data-key="{}" class="{}"><td data-label="Time left">{}</td><td class="num" data-label="Margin" data-margin>{}</td>"#,
         lease.token,
-        Row::of(lease).class(),
+        LeaseHealth::of(lease).class(),
         countdown(lease),
         percent(share(lease))
     );

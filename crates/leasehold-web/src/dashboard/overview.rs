@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::chart;
 use super::html::{Html, html, put};
-use super::leases::{Row, countdown};
+use super::leases::{LeaseHealth, countdown};
 use super::page::{Asked, Shown, Trouble};
 use super::watch::{HISTORY, Snapshot};
 use super::words::{count, grouped, percent, rate, short};
@@ -43,7 +43,7 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
     } else {
         put!(live, r#"<ul class="soon">"#);
         for lease in &next.rows {
-            let row = Row::of(lease);
+            let row = LeaseHealth::of(lease);
             put!(
                 live,
                 r#"<li data-key="{}" class="{}">{}<span class="what"><b>{}</b> {}</span><span class="who">{}</span></li>"#,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::App;
 use super::html::{Html, html, put, query};
-use super::leases::{Row, share};
+use super::leases::{LeaseHealth, share};
 use super::page::{Asked, Shown, Trouble};
 use super::words::{ago, count, grouped, now, percent, short};
 use leasehold::Result;
@@ -33,9 +33,9 @@ struct Worker {
     task: Arc<str>,
     leases: u64,
     queues: BTreeSet<String>,
-    worst: Row,
+    worst: LeaseHealth,
     least: f64,
-    heard: Duration,
+    silence: Duration,
     since: Timestamp,
     renewals: u64,
 }
@@ -60,9 +60,9 @@ async fn fleet(app: &App) -> Result<Fleet> {
                 task: Arc::clone(&lease.task),
                 leases: 0,
                 queues: BTreeSet::new(),
-                worst: Row::Well,
+                worst: LeaseHealth::Well,
                 least: 1.0,
-                heard: silence,
+                silence,
                 since: lease.granted_at,
                 renewals: 0,
             });
@@ -70,9 +70,9 @@ async fn fleet(app: &App) -> Result<Fleet> {
             worker.queues.insert(lease.queue.to_string());
             if share(lease) < worker.least {
                 worker.least = share(lease);
-                worker.worst = Row::of(lease);
+                worker.worst = LeaseHealth::of(lease);
             }
-            worker.heard = worker.heard.min(silence);
+            worker.silence = worker.silence.min(silence);
             worker.since = worker.since.min(lease.granted_at);
             worker.renewals += u64::from(lease.renewals);
         }
@@ -137,9 +137,9 @@ pub(super) async fn show(asked: &Asked) -> std::result::Result<Shown, Trouble> {
 
 fn row(asked: &Asked, worker: &Worker) -> Html {
     let state = match worker.worst {
-        Row::Well => ("s-released", "renewing"),
-        Row::Late => ("s-late", "late"),
-        Row::Silent => ("s-expired", "not heard from"),
+        LeaseHealth::Well => ("s-released", "renewing"),
+        LeaseHealth::Late => ("s-late", "late"),
+        LeaseHealth::Silent => ("s-expired", "not heard from"),
     };
     let leases = format!(
         "/leases?owner={}&task={}",
@@ -159,7 +159,7 @@ fn row(asked: &Asked, worker: &Worker) -> Html {
         state.1,
         grouped(worker.leases),
         queues.join(", "),
-        short(worker.heard),
+        short(worker.silence),
         percent(worker.least),
         ago(worker.since, now()),
         asked.action(

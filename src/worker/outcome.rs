@@ -244,7 +244,14 @@ mod tests {
     #[test]
     fn nothing_is_settled_under_a_lost_lease() {
         for stop in [Stop::Stalled, Stop::Deadline, Stop::Fenced] {
-            for end in [HandlerEnd::Returned(Ok(())), failed("no".into())] {
+            let ends = [
+                HandlerEnd::Returned(Ok(())),
+                failed("no".into()),
+                HandlerEnd::Panicked("no".into()),
+                HandlerEnd::TimedOut(DELAY),
+                HandlerEnd::Dropped,
+            ];
+            for end in ends {
                 assert_eq!(decided(0, Some(stop), end), Decision::Nothing);
             }
         }

@@ -1,5 +1,5 @@
 //! The house itself: examples run, the public names are those on record, the documents promise what
-//! tests show.
+//! tests show, and every patch of `tests/sabotage` still applies.
 
 #![allow(missing_docs, reason = "a test, not an interface")]
 #![allow(clippy::unwrap_used, reason = "trouble here should stop it")]
@@ -8,4 +8,5 @@
 mod examples;
 mod promises;
 mod public_api;
+mod sabotage;
 mod tidy;

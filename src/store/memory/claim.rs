@@ -105,13 +105,12 @@ impl State {
         for tier in 0..TIERS {
             let suspects = is_suspects(tier);
             while jobs.len() < max && *bytes < limits::CALL_BYTES && (!suspects || *suspect) {
-                let first = self.queues[queue].ready[tier].pop_first();
-                let Some(stored) = first.and_then(|(_, id)| self.jobs.get(&id)) else {
+                let Some((_, job)) = self.queues[queue].ready[tier].pop_first() else {
                     break;
                 };
                 *suspect &= !suspects;
-                *bytes += stored.job.weight();
-                jobs.push(Arc::clone(&stored.job));
+                *bytes += job.weight();
+                jobs.push(job);
             }
         }
         jobs

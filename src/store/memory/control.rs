@@ -50,12 +50,11 @@ impl State {
 
     fn set_paused(&mut self, queue: &QueueName, paused: bool) -> Controlled {
         let queue = self.queue(queue);
-        let at = &mut self.queues[queue];
-        at.paused = paused;
+        self.queues[queue].paused = paused;
         if !paused {
             for suspects in [false, true] {
                 let everybody = usize::MAX;
-                self.wakeups.insert((at.name.clone(), suspects), everybody);
+                self.wakeups.insert((queue, suspects), everybody);
             }
         }
         Controlled {
@@ -168,17 +167,19 @@ impl State {
             };
             for (&token, lease) in &grant.leases {
                 let named = matches!(leases, LeaseSelect::Job(job) if *job == lease.job);
-                let stored = self.jobs.get(&lease.job).filter(|_| all || named);
-                if let Some(Stored { job, .. }) = stored {
-                    let end = ends::revoke(job, reason, lease.cancel, now);
-                    found.insert(token, (id, end));
+                if all || named {
+                    found.insert(token, id);
                 }
             }
         }
         let done = found.len() as u64;
         tokens.extend(found.keys().copied().take(AUDIT_TOKENS));
-        for (token, (id, end)) in found {
-            self.end(id, token, end, now);
+        for (token, id) in found {
+            let Some(ended) = self.take_leased(id, token) else {
+                continue;
+            };
+            let end = ends::revoke(&ended.job, reason, ended.lease.cancel, now);
+            self.end(ended, end, now);
         }
         Controlled {
             done,

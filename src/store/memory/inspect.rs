@@ -23,7 +23,7 @@ impl State {
             Query::Queues => View::Queues(
                 self.names
                     .values()
-                    .map(|&queue| self.queue_view(&self.queues[queue], now))
+                    .map(|&queue| Self::queue_view(&self.queues[queue], now))
                     .collect(),
             ),
             Query::Leases { filter, page } => View::Leases(self.leases(filter, page, now)?),
@@ -50,16 +50,15 @@ impl State {
         })
     }
 
-    fn queue_view(&self, queue: &Queue, now: Timestamp) -> QueueView {
+    fn queue_view(queue: &Queue, now: Timestamp) -> QueueView {
         let first = queue.ready.iter().filter_map(BTreeMap::first_key_value);
-        let first = first.filter_map(|(_, id)| self.jobs.get(id));
         QueueView {
             queue: queue.name.clone(),
             paused: queue.paused,
             relaxed: queue.relaxed,
             counts: queue.counts(),
             ledger: queue.ledger,
-            oldest_ready: first.map(|stored| now.since(stored.job.run_at)).max(),
+            oldest_ready: first.map(|(_, job)| now.since(job.run_at)).max(),
         }
     }
 
@@ -76,7 +75,8 @@ impl State {
         match state {
             JobState::Ready => {
                 let tiers = queue.ready.iter().flat_map(BTreeMap::values);
-                Box::new(tiers.chain(queue.parked.values()).copied())
+                let parked = queue.parked.values().copied();
+                Box::new(tiers.map(|job| job.id).chain(parked))
             }
             JobState::Scheduled => Box::new(queue.scheduled.values().copied()),
             JobState::Leased => {

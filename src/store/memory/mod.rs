@@ -102,7 +102,8 @@ impl MemoryStore {
     /// The step is done: wakes those who sleep on the queues that it gave work to.
     fn wake(&self, mut state: MutexGuard<'_, State>) {
         for ((queue, suspect), jobs) in std::mem::take(&mut state.wakeups) {
-            self.shared.wakers.wake(&queue, suspect, jobs);
+            let queue = &state.queues[queue].name;
+            self.shared.wakers.wake(queue, suspect, jobs);
         }
     }
 }
@@ -267,7 +268,8 @@ struct State {
     issuer: Issuer,
     names: BTreeMap<QueueName, usize>,
     queues: Vec<Queue>,
-    jobs: HashMap<JobId, Stored>,
+    /// Ordered, as ids are by age: the jobs of a claim are neighbours here too.
+    jobs: BTreeMap<JobId, Stored>,
     /// Live grants, by their first token.
     grants: BTreeMap<FencingToken, GrantState>,
     sessions: HashMap<SessionId, Session>,
@@ -277,7 +279,7 @@ struct State {
     /// The step that is being done: jobs that it puts to the front stand there in token order.
     step: u64,
     /// Wake-ups to give once the step is done: how many, by queue and whether for a suspect.
-    wakeups: BTreeMap<(QueueName, bool), usize>,
+    wakeups: BTreeMap<(usize, bool), usize>,
 }
 
 struct GrantState {
@@ -340,7 +342,7 @@ impl State {
             issuer,
             names: BTreeMap::new(),
             queues: Vec::new(),
-            jobs: HashMap::new(),
+            jobs: BTreeMap::new(),
             grants: BTreeMap::new(),
             sessions: HashMap::new(),
             audit: Vec::new(),

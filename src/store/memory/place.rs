@@ -1,7 +1,8 @@
 //! Where jobs are between verbs: ready in a tier, parked behind their key, scheduled, leased,
 //! settled.
 //!
-//! A job is kept once, by its id. Everything else holds ids in the order of the contract.
+//! Every job is found by its id. The maps of a queue have the order of the contract: the ready ones
+//! share the jobs, which a claim needs, and the others hold ids.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -65,7 +66,8 @@ pub(super) struct Queue {
     pub(super) paused: bool,
     /// Whether a waiting retry lets the next job of its exclusive key go.
     pub(super) relaxed: bool,
-    pub(super) ready: [BTreeMap<Position, JobId>; TIERS],
+    /// By tier.
+    pub(super) ready: [BTreeMap<Position, Arc<JobRecord>>; TIERS],
     pub(super) scheduled: BTreeMap<(Timestamp, u64), JobId>,
     /// The job of an exclusive key that may be ready, leased or waiting for its retry.
     pub(super) key_owners: HashMap<Key, JobId>,
@@ -170,10 +172,8 @@ impl State {
 
     fn put_ready(&mut self, queue: usize, job: Arc<JobRecord>, position: Position) {
         let tier = tier_of(&job);
-        let at = &mut self.queues[queue];
-        at.ready[tier].insert(position, job.id);
-        let woken = (at.name.clone(), is_suspects(tier));
-        *self.wakeups.entry(woken).or_default() += 1;
+        self.queues[queue].ready[tier].insert(position, Arc::clone(&job));
+        *self.wakeups.entry((queue, is_suspects(tier))).or_default() += 1;
         self.store(queue, job, Location::Ready(tier, position));
     }
 
@@ -182,7 +182,7 @@ impl State {
         let at = &mut self.queues[queue];
         let first = at.scheduled.first_key_value();
         if first.is_none_or(|((first, _), _)| run_at < *first) {
-            *self.wakeups.entry((at.name.clone(), false)).or_default() += 1;
+            *self.wakeups.entry((queue, false)).or_default() += 1;
         }
         at.scheduled.insert((run_at, seq), job.id);
         self.store(queue, job, Location::Scheduled(run_at, seq));
@@ -259,7 +259,7 @@ impl State {
         let at = &mut self.queues[*queue];
         match *location {
             Location::Leased { .. } => return None,
-            Location::Ready(tier, position) => at.ready[tier].remove(&position),
+            Location::Ready(tier, position) => at.ready[tier].remove(&position).map(|job| job.id),
             Location::Parked(seq) => at.parked.remove(&(job.exclusive.clone()?, seq)),
             Location::Scheduled(run_at, seq) => at.scheduled.remove(&(run_at, seq)),
             Location::Settled {

@@ -58,17 +58,14 @@ impl State {
         };
         let queue = self.queues[grant.queue].name.clone();
         let cause = overdue_cause(grant.deadline, grant.granted_at, grant.max_lifetime);
-        let leases = grant.leases.iter().take(max - expired.len());
-        let facts: Vec<_> = leases
-            .map(|(token, lease)| (lease.job, grant.facts(*token, lease)))
-            .collect();
-        for (job, facts) in facts {
-            let Some(stored) = self.jobs.get(&job) else {
+        let tokens = grant.leases.keys().take(max - expired.len());
+        for token in tokens.copied().collect::<Vec<_>>() {
+            let Some(ended) = self.take_leased(id, token) else {
                 continue;
             };
-            let end = ends::expire(&stored.job, cause, facts.cancel, now);
-            expired.push(Expiry::new(&queue, &stored.job, &facts, cause, &end));
-            self.end(id, facts.token, end, now);
+            let end = ends::expire(&ended.job, cause, ended.lease.cancel, now);
+            expired.push(Expiry::new(&queue, &ended.job, &ended.lease, cause, &end));
+            self.end(ended, end, now);
         }
     }
 }

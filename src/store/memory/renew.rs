@@ -59,14 +59,11 @@ impl State {
     fn lapse(&mut self, grant: FencingToken, tokens: Vec<FencingToken>, now: Timestamp) {
         self.begin_step();
         for token in tokens {
-            let grants = self.grants.get(&grant);
-            let lease = grants.and_then(|grant| grant.leases.get(&token));
-            let Some((lease, stored)) = lease.and_then(|it| Some((it, self.jobs.get(&it.job)?)))
-            else {
+            let Some(ended) = self.take_leased(grant, token) else {
                 continue;
             };
-            let end = ends::expire(&stored.job, Cause::Stalled, lease.cancel, now);
-            self.end(grant, token, end, now);
+            let end = ends::expire(&ended.job, Cause::Stalled, ended.lease.cancel, now);
+            self.end(ended, end, now);
         }
     }
 }

@@ -2,12 +2,20 @@
 
 use std::sync::Arc;
 
+use super::State;
 use super::place::Stored;
-use super::{GrantState, LeaseState, State};
 use crate::clock::Timestamp;
+use crate::job::JobRecord;
 use crate::lease::{FencingToken, Verdict};
 use crate::rules::ends::{self, End, LeaseFacts, Next, Settling};
 use crate::store::Settlement;
+
+/// A lease that ends, with its job: neither is anywhere in the store.
+pub(super) struct Ended {
+    pub(super) queue: usize,
+    pub(super) job: Arc<JobRecord>,
+    pub(super) lease: LeaseFacts,
+}
 
 impl State {
     pub(super) fn settle(&mut self, settlements: &[Settlement], now: Timestamp) -> Vec<Verdict> {
@@ -20,14 +28,17 @@ impl State {
 
     fn settle_one(&mut self, settlement: &Settlement, now: Timestamp) -> Verdict {
         let Settlement { receipt, outcome } = settlement;
-        let held = self.held(receipt).zip(self.jobs.get(&receipt.job));
-        let Some(((grant, lease), Stored { queue, job, .. })) = held else {
+        let held = self.held(receipt);
+        let late = held.map(|(grant, _)| grant.deadline <= now);
+        let ended = late.and_then(|_| self.take_leased(receipt.grant, receipt.token));
+        let Some((late, ended)) = late.zip(ended) else {
             self.fenced(&receipt.queue, 1);
             return Verdict::Fenced;
         };
-        let (late, cancel) = (grant.deadline <= now, lease.cancel);
-        let at = &mut self.queues[*queue];
+        let at = &mut self.queues[ended.queue];
+        at.ledger.late += u64::from(late);
         let mark = outcome.mark();
+        let cancel = ended.lease.cancel;
         let settling = Settling {
             outcome,
             cancel,
@@ -35,37 +46,48 @@ impl State {
             relaxed: at.relaxed,
             now,
         };
-        let end = ends::settle(job, &settling);
-        at.ledger.late += u64::from(late);
-        self.end(receipt.grant, receipt.token, end, now);
+        let end = ends::settle(&ended.job, &settling);
+        self.end(ended, end, now);
         Verdict::Held { late, cancel }
     }
 
-    /// Ends a lease: counts it, and puts the job where it goes.
-    pub(super) fn end(&mut self, id: FencingToken, token: FencingToken, end: End, now: Timestamp) {
-        let Some(grant) = self.grants.get_mut(&id) else {
-            return;
+    /// Takes a lease out of its grant, and its job out of the jobs. [`State::end`] puts it back.
+    pub(super) fn take_leased(&mut self, id: FencingToken, token: FencingToken) -> Option<Ended> {
+        let grant = self.grants.get_mut(&id)?;
+        let lease = grant.leases.remove(&token)?;
+        let Stored { queue, job, .. } = self.jobs.remove(&lease.job)?;
+        let lease = LeaseFacts {
+            token,
+            owner: Arc::clone(&grant.owner),
+            task: Arc::clone(&grant.task),
+            granted_at: grant.granted_at,
+            renewals: grant.renewals,
+            progress: lease.progress,
+            cancel: lease.cancel,
         };
-        let Some(lease) = grant.leases.remove(&token) else {
-            return;
-        };
-        let facts = grant.facts(token, &lease);
-        let at = &mut self.queues[grant.queue];
+        let at = &mut self.queues[queue];
         at.ledger.live -= 1;
-        at.ledger.count(end.counts_as);
         if grant.leases.is_empty() {
             at.deadlines.remove(&(grant.deadline, id));
             self.grants.remove(&id);
         }
-        let Some(Stored { queue, mut job, .. }) = self.jobs.remove(&lease.job) else {
-            return;
-        };
+        Some(Ended { queue, job, lease })
+    }
+
+    /// Counts the end of a lease, and puts the job where it goes.
+    pub(super) fn end(&mut self, ended: Ended, end: End, now: Timestamp) {
+        let Ended {
+            queue,
+            mut job,
+            lease,
+        } = ended;
+        self.queues[queue].ledger.count(end.counts_as);
         let next = end.next;
         if !next.is_gone() {
-            end.apply(Arc::make_mut(&mut job), &facts, now);
+            end.apply(Arc::make_mut(&mut job), &lease, now);
         }
         match next {
-            Next::Front => self.put_front(queue, job, token),
+            Next::Front => self.put_front(queue, job, lease.token),
             Next::Back => self.put_back(queue, job),
             Next::Scheduled { keeps_key } => {
                 if !keeps_key {
@@ -76,21 +98,6 @@ impl State {
             Next::Settled { state, keep_until } => {
                 self.put_settled(queue, job, state, keep_until, now);
             }
-        }
-    }
-}
-
-impl GrantState {
-    /// What the rules need to know of one of its leases.
-    pub(super) fn facts(&self, token: FencingToken, lease: &LeaseState) -> LeaseFacts {
-        LeaseFacts {
-            token,
-            owner: Arc::clone(&self.owner),
-            task: Arc::clone(&self.task),
-            granted_at: self.granted_at,
-            renewals: self.renewals,
-            progress: lease.progress.clone(),
-            cancel: lease.cancel,
         }
     }
 }

@@ -16,6 +16,8 @@ pub use crate::worker::shutdown_signal;
 
 #[cfg(feature = "doctor")]
 pub use crate::store::health::{Finding, Level};
+#[cfg(feature = "doctor")]
+pub use crate::store::load::{ProcessStat, ServerLoad};
 #[cfg(all(feature = "doctor", feature = "postgres"))]
 pub use crate::store::postgres::bare::Table;
 #[cfg(all(feature = "doctor", feature = "postgres"))]

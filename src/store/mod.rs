@@ -28,6 +28,8 @@ pub(crate) mod codec;
 #[cfg(feature = "doctor")]
 #[allow(missing_docs, reason = "hidden: for the command")]
 pub(crate) mod health;
+#[cfg(feature = "doctor")]
+pub(crate) mod load;
 pub(crate) mod memory;
 pub(crate) mod open;
 #[cfg(any(feature = "redis", feature = "postgres"))]

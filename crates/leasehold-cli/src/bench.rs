@@ -7,6 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
 use super::bench_raw::{self, Rates};
+use super::bench_regime::{self, Regime};
 use super::bench_run::{self, Waits};
 use super::scratch::{self, Scratch};
 use super::{Cli, Done, Trouble, out};
@@ -42,6 +43,20 @@ const ROUNDS: usize = 3;
 ///          one table with a key that counts up, one connection, INSERT of 100 payloads and then
 ///          DELETE … SKIP LOCKED RETURNING of 100, each a transaction, as durable as the store.
 ///
+/// With --regime it measures what most services do: worker processes of their own, and one producer
+/// that enqueues jobs of about 95 bytes one by one at a fixed rate. After a warm-up of one second the
+/// workers stand idle for five, then the jobs come.
+///
+/// store_us_per_job     CPU time of the server, all of it. Of PostgreSQL only if it is on this machine.
+/// requests_per_job     What clients sent (Redis).
+/// commands_per_job     What the server ran, inside scripts too (Redis).
+/// writes_per_job       Transactions that wrote (PostgreSQL), of the whole server.
+/// idle_commands_per_s, idle_writes_per_s    The same of all workers together while no job comes.
+/// worker_us_per_job    CPU time of the worker processes.
+/// wait_ms_p50, _p99    From before the call of enqueue to the start of the handler.
+///
+/// Others who use the server at the same time are in its figures.
+///
 /// Exit code 1 if a job was lost or ran twice.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
@@ -54,21 +69,47 @@ pub(super) struct Args {
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(3..=50_000_000))]
     jobs: u64,
 
-    /// How many handlers may run at once
-    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=100_000))]
-    slots: u64,
+    /// How many handlers may run at once in a worker [default: 16, with --regime 10]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    slots: Option<u64>,
 
     /// Bytes of JSON in each payload, roughly
     #[arg(long, default_value_t = 100, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(1..=limits::PAYLOAD_BYTES as u64))]
     payload: u64,
+
+    /// Measure worker processes and jobs that come one by one
+    #[arg(long, conflicts_with_all = ["jobs", "payload"])]
+    regime: bool,
+
+    /// Jobs a second
+    #[arg(long, requires = "regime", default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    rate: u64,
+
+    /// Worker processes
+    #[arg(long, requires = "regime", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=256))]
+    processes: u64,
+
+    /// How long each handler sleeps
+    #[arg(long, requires = "regime", default_value_t = 5, value_name = "MS", value_parser = clap::value_parser!(u64).range(0..=60_000))]
+    job_ms: u64,
+
+    /// How long jobs come
+    #[arg(long, requires = "regime", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    seconds: u64,
 
     /// Print the result as one JSON object
     #[arg(long)]
     json: bool,
 }
 
+impl Args {
+    fn slots(&self) -> u64 {
+        self.slots.unwrap_or(16)
+    }
+}
+
 /// What is measured, and where.
-enum Target {
+pub(super) enum Target {
     Memory,
     Sqlite {
         url: String,
@@ -92,23 +133,58 @@ pub(super) async fn run(args: &Args, cli: &Cli, json: bool) -> Done {
     let url = args.target.as_deref().or(cli.url.as_deref());
     let url = url.ok_or_else(|| Trouble::Usage("no store: give a URL".to_owned()))?;
     let target = Target::of(url)?;
-    // What a service would have.
-    Exporter::install()?;
-    let measured = measure(args, &target).await;
-    target.remove();
-    let report = measured?;
-    if json || args.json {
-        out::data(&report.json(args))?;
+    let json = json || args.json;
+    let (lost, duplicates) = if args.regime {
+        regime(args, &target, json).await
     } else {
-        out::data(&report.text(args))?;
-    }
-    if report.lost > 0 || report.duplicates > 0 {
+        drains(args, &target, json).await
+    }?;
+    if lost > 0 || duplicates > 0 {
         return Err(Trouble::Failed(format!(
-            "bench: {} jobs lost, {} runs too many",
-            report.lost, report.duplicates
+            "bench: {lost} jobs lost, {duplicates} runs too many"
         )));
     }
     Ok(())
+}
+
+/// Measures worker processes, prints what was measured, and returns how many jobs were lost and how
+/// many runs were too many.
+async fn regime(args: &Args, target: &Target, json: bool) -> Result<(u64, u64), Trouble> {
+    let regime = Regime {
+        rate: args.rate,
+        processes: args.processes,
+        slots: args.slots.unwrap_or(10),
+        job_ms: args.job_ms,
+        seconds: args.seconds,
+    };
+    let bar = ProgressBar::new_spinner();
+    let measured = bench_regime::measure(target, &regime, &bar).await;
+    bar.finish_and_clear();
+    target.remove();
+    let measured = measured?;
+    let text = if json {
+        measured.json(&regime)
+    } else {
+        measured.text(&regime)
+    };
+    out::data(&text)?;
+    Ok((measured.lost, measured.duplicates))
+}
+
+/// Measures enqueues and drains by the hundred, and the rest as [`regime`] does.
+async fn drains(args: &Args, target: &Target, json: bool) -> Result<(u64, u64), Trouble> {
+    // What a service would have.
+    Exporter::install()?;
+    let measured = measure(args, target).await;
+    target.remove();
+    let report = measured?;
+    let text = if json {
+        report.json(args)
+    } else {
+        report.text(args)
+    };
+    out::data(&text)?;
+    Ok((report.lost, report.duplicates))
 }
 
 async fn measure(args: &Args, target: &Target) -> Result<Report, Trouble> {
@@ -122,7 +198,7 @@ async fn measure(args: &Args, target: &Target) -> Result<Report, Trouble> {
         ..Report::default()
     };
     let jobs = args.jobs as usize / ROUNDS;
-    let (slots, payload) = (args.slots as usize, args.payload as usize);
+    let (slots, payload) = (args.slots() as usize, args.payload as usize);
     for round in 1..=ROUNDS {
         bar.set_message(format!("round {round}: bare engine"));
         report.raw.push(target.raw(jobs, payload).await?);
@@ -183,12 +259,20 @@ impl Target {
         })
     }
 
-    async fn open(&self) -> Result<Client, Trouble> {
+    /// What another process opens. None: it could not.
+    pub(super) fn url(&self) -> Option<&str> {
         match self {
-            Self::Memory => Ok(Client::new(Arc::new(MemoryStore::new()))),
+            Self::Memory => None,
             Self::Sqlite { url, .. } | Self::Redis { url, .. } | Self::Postgres { url } => {
-                Ok(Client::open(url).await?)
+                Some(url)
             }
+        }
+    }
+
+    pub(super) async fn open(&self) -> Result<Client, Trouble> {
+        match self.url() {
+            None => Ok(Client::new(Arc::new(MemoryStore::new()))),
+            Some(url) => Ok(Client::open(url).await?),
         }
     }
 
@@ -244,7 +328,7 @@ impl Report {
         json!({
             "store": self.store,
             "jobs": args.jobs / ROUNDS as u64 * ROUNDS as u64,
-            "slots": args.slots,
+            "slots": args.slots(),
             "payload_bytes": args.payload,
             "enqueue_per_s": whole(median(self.rates.iter().map(|rates| rates.enqueue))),
             "drain_per_s": whole(median(self.rates.iter().map(|rates| rates.drain))),
@@ -282,7 +366,7 @@ impl Report {
              lost {}, duplicates {}\n",
             out::grouped(args.jobs as f64),
             args.payload,
-            args.slots,
+            args.slots(),
             out::table(&["", self.store, "raw", "ratio"], &rows),
             self.waits.p50,
             self.waits.p99,

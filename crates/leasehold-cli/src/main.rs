@@ -26,7 +26,9 @@ mod act;
 mod audit;
 mod bench;
 mod bench_raw;
+mod bench_regime;
 mod bench_run;
+mod bench_worker;
 mod dead;
 #[cfg(unix)]
 mod demo;
@@ -130,6 +132,8 @@ enum Command {
     #[cfg(unix)]
     #[command(hide = true)]
     DemoWorker(demo_worker::Args),
+    #[command(hide = true)]
+    BenchWorker(bench_worker::Args),
 }
 
 impl Cli {
@@ -173,6 +177,7 @@ fn start(cli: &Cli) -> Done {
             #[cfg(unix)]
             Command::DemoWorker(args) => demo_worker::run(args, cli.url()?).await,
             Command::Bench(args) => bench::run(args, cli, json).await,
+            Command::BenchWorker(args) => bench_worker::run(args, cli.url()?).await,
             Command::Enqueue(args) => enqueue::run(args, cli.url()?, json).await,
             Command::Stats(args) => stats::run(args, cli).await,
             Command::Queues(args) => queues::run(args, cli).await,

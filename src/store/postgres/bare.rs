@@ -1,11 +1,14 @@
 //! A table of payloads without leases: what the store is measured against.
 
+use std::net::IpAddr;
+
 use deadpool_postgres::Object;
 use tokio_postgres::types::Type;
 
 use super::fault::{Done, Fault};
 use super::{PostgresStore, at};
 use crate::error::{Result, Verb};
+use crate::store::load::{ProcessStat, ServerLoad};
 
 /// A table beside the store's, behind the same connections, with the same durability.
 pub struct Table {
@@ -83,5 +86,31 @@ impl Table {
         };
         let popped = done.await.map(|rows| rows.len());
         popped.map_err(|fault| at(Verb::Claim, fault.into_error()))
+    }
+
+    /// What the server has done since it started. Its CPU time is known if it runs on this machine.
+    ///
+    /// # Errors
+    /// As for any call.
+    pub async fn load(&self) -> Result<ServerLoad> {
+        let sql = "SELECT pg_backend_pid(), pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
+                          coalesce(host(inet_server_addr()), '127.0.0.1')";
+        let looked = async {
+            let db = self.connection().await?;
+            let row = db.query_typed(sql, &[]).await?;
+            let row = row.first().ok_or_else(super::given_back)?;
+            let host: String = row.try_get(2)?;
+            Ok::<_, Fault>((row.try_get::<_, i32>(0)?, row.try_get::<_, i64>(1)?, host))
+        };
+        let (pid, writes, host) = looked
+            .await
+            .map_err(|fault| at(Verb::Inspect, fault.into_error()))?;
+        let is_here = host.parse().is_ok_and(|host: IpAddr| host.is_loopback());
+        let backend = is_here.then(|| ProcessStat::of(pid as u32)).flatten();
+        Ok(ServerLoad {
+            cpu: backend.and_then(|backend| ProcessStat::of_family(backend.parent)),
+            writes: Some(writes as u64),
+            ..ServerLoad::default()
+        })
     }
 }

@@ -342,6 +342,13 @@ fn trouble_is_one_line_and_an_exit_code() {
     refused(&["stats", "--url", &url], 3, "no store at");
     refused(&["frobnicate"], 2, "frobnicate");
     refused(&["bench", "memory:", "--jobs", "0"], 2, "jobs");
+    refused(&["bench", "memory:", "--rate", "50"], 2, "--regime");
+    refused(&["bench", "memory:", "--regime"], 2, "one process");
+    refused(
+        &["bench", "sqlite:", "--regime", "--jobs", "9"],
+        2,
+        "--jobs",
+    );
     // None of these made a store.
     assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none());
 }

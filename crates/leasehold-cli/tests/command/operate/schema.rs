@@ -9,6 +9,7 @@ on_each_store! {
     what_is_printed_for_programs_keeps_its_shape,
     what_the_doctor_finds_keeps_its_shape,
     what_the_bench_measures_keeps_its_shape,
+    what_the_regime_measures_keeps_its_shape,
 }
 
 /// Keys and types; of a list, those of its first element.
@@ -231,6 +232,60 @@ async fn what_the_bench_measures_keeps_its_shape(new: New) {
     let after = place.json(&["queues", "ls"])["queues"].clone();
     assert_eq!(before[0]["counts"], after[0]["counts"]);
     assert_eq!(before[0]["ledger"], after[0]["ledger"]);
+}
+
+async fn what_the_regime_measures_keeps_its_shape(new: New) {
+    let place = new();
+    let regime = ["bench", "--regime", "--seconds", "1", "--rate", "50"];
+    let regime = [&regime[..], &["--processes", "2", "--slots", "3"]].concat();
+    let result = place.json(&regime);
+    let number = Value::from("number");
+    let mut expected = json!({
+        "store": "string", "rate": 50, "processes": 2, "slots": 3, "job_ms": 5, "jobs": 50,
+        "store_us_per_job": number, "requests_per_job": number, "commands_per_job": number,
+        "writes_per_job": number, "idle_commands_per_s": number, "idle_writes_per_s": number,
+        "worker_us_per_job": number, "wait_ms_p50": number, "wait_ms_p99": number,
+        "lost": 0, "duplicates": 0,
+    });
+    // Each store tells what it has.
+    let missing: &[&str] = match result["store"].as_str() {
+        Some("redis") => &["writes_per_job", "idle_writes_per_s"],
+        Some("postgres") => &[
+            "requests_per_job",
+            "commands_per_job",
+            "idle_commands_per_s",
+        ],
+        _ => &[
+            "store_us_per_job",
+            "requests_per_job",
+            "commands_per_job",
+            "writes_per_job",
+            "idle_commands_per_s",
+            "idle_writes_per_s",
+        ],
+    };
+    for name in missing {
+        expected[*name] = "null".into();
+    }
+    let mut found = result.clone();
+    for (name, value) in expected.as_object().expect("an object") {
+        if value.is_string() {
+            found[name] = shape(&result[name]);
+        }
+    }
+    assert_eq!(found, expected);
+    for name in ["requests_per_job", "commands_per_job", "writes_per_job"] {
+        assert!(
+            result[name].as_f64().is_none_or(|count| count > 0.0),
+            "{result}"
+        );
+    }
+    let (p50, p99) = (&result["wait_ms_p50"], &result["wait_ms_p99"]);
+    assert!(
+        0.0 < p50.as_f64().unwrap() && p50.as_f64() <= p99.as_f64(),
+        "{result}"
+    );
+    assert!(result["worker_us_per_job"].as_f64() > Some(0.0), "{result}");
 }
 
 fn shown_job() -> Value {

@@ -1,4 +1,4 @@
-//! The door: open a store, enqueue jobs, start workers, look and intervene.
+//! The entry point: open a store, enqueue jobs, start workers, inspect and intervene.
 
 use std::fmt;
 use std::sync::Arc;
@@ -47,18 +47,18 @@ pub struct Client {
 impl Client {
     /// Opens the store that a URL names: `memory:`, `sqlite://jobs.db` (relative),
     /// `sqlite:///var/lib/app/jobs.db` (absolute), `postgres://user:password@host/database`.
-    /// `?namespace=NAME` picks an application's share of it, `&synchronous=normal` trades the last
-    /// moments before a power cut for speed. Each `memory:` is a store of its own; clones of the
-    /// client share it. `redis://`, `rediss://`, `redis+cluster://` and `redis+sentinel://` take
-    /// `namespace` and `partitions=N`.
+    /// `?namespace=NAME` selects one application's part of it. `&synchronous=normal` is faster, and
+    /// a power cut may then lose the last moments. Each `memory:` is a store of its own; clones of
+    /// the client share it. `redis://`, `rediss://`, `redis+cluster://` and `redis+sentinel://`
+    /// take `namespace` and `partitions=N`.
     ///
     /// # Errors
-    /// `InvalidInput` for a URL that names no store of this build; any that opening can give.
+    /// `InvalidInput` for a URL that names no store of this build, or any error from opening it.
     pub async fn open(url: &str) -> Result<Self> {
         Ok(Self::new(open(url).await?))
     }
 
-    /// A client of a store that is already open.
+    /// A client for a store that is already open.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self::with_observers(Session::new(store), Observers::default())
     }
@@ -72,7 +72,7 @@ impl Client {
         }
     }
 
-    /// Adds somebody who watches the events of this client and of the workers made from it.
+    /// Adds an observer of the events of this client and of the workers made from it.
     #[must_use]
     pub fn observer(self, observer: impl Observer) -> Self {
         let observers = self.observers.with(Arc::new(observer));
@@ -94,7 +94,7 @@ impl Client {
     }
 
     /// Stores a job, given by value or by reference, or described as a
-    /// [`NewJob`](crate::NewJob). Calls that come at the same time share one round trip.
+    /// [`NewJob`](crate::NewJob). Concurrent calls share one round trip.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -113,7 +113,7 @@ impl Client {
     ///
     /// # Errors
     /// `InvalidInput` names the field and the limit; nothing is stored. `Unknown`: it may or may
-    /// not have been stored; enqueue again under a unique key if twice would be wrong.
+    /// not have been stored; use a unique key if storing it twice would be wrong.
     pub fn enqueue<M>(
         &self,
         job: impl IntoJob<M>,
@@ -121,7 +121,7 @@ impl Client {
         self.enqueuer.enqueue_one(job.into_job())
     }
 
-    /// Stores up to 10,000 jobs, per queue together or not at all. One answer per job, in order.
+    /// Stores up to 10,000 jobs: for each queue, all of them or none. One answer per job, in order.
     ///
     /// # Errors
     /// As [`enqueue`](Self::enqueue).
@@ -132,12 +132,12 @@ impl Client {
         self.enqueuer.enqueue_many(into_jobs(jobs))
     }
 
-    /// Starts to describe a worker.
+    /// A new worker, to be described and then run.
     pub fn worker(&self) -> Worker {
         Worker::new(self.clone())
     }
 
-    /// Intervenes under a name: pauses queues, calls off jobs, ends leases.
+    /// An operator with this name, who can pause queues, cancel jobs and end leases.
     pub fn operator(&self, actor: impl Into<String>) -> Operator {
         Operator::new(self.clone(), actor.into())
     }
@@ -215,7 +215,7 @@ impl Client {
         inspect::leases(&**self.store(), filter, page).await
     }
 
-    /// A page of the jobs of a queue in a state.
+    /// A page of a queue's jobs in one state.
     ///
     /// # Errors
     /// As [`Store::inspect`].
@@ -244,8 +244,9 @@ impl Client {
         inspect::audit(&**self.store(), page).await
     }
 
-    /// What a completed job left by [`Context::set_result`](crate::Context::set_result). None: it
-    /// is not completed, left nothing, or is no longer retained.
+    /// The result that a completed job left by
+    /// [`Context::set_result`](crate::Context::set_result). `None` if the job is not completed,
+    /// left no result, or is no longer retained.
     ///
     /// # Errors
     /// As [`Store::inspect`]; `InvalidInput` if it cannot be decoded as `T`.
@@ -260,7 +261,7 @@ impl Client {
         })
     }
 
-    /// One job, if it is there. A completed job without retention is not.
+    /// One job, if the store still has it. A completed job without retention is gone.
     ///
     /// # Errors
     /// As [`Store::inspect`].

@@ -1,4 +1,4 @@
-//! What a handler knows of the lease it works under.
+//! What a handler knows about the lease it works under.
 
 use std::fmt;
 use std::sync::Arc;
@@ -41,7 +41,8 @@ impl Context {
         &self.held.leases[self.index]
     }
 
-    /// The fencing token: larger than that of any earlier claim. Show it to whatever you write to.
+    /// The fencing token: larger than that of any earlier claim. Pass it to whatever you
+    /// write to.
     pub fn token(&self) -> FencingToken {
         self.lease().token
     }
@@ -51,7 +52,7 @@ impl Context {
         self.held.receipt(self.index)
     }
 
-    /// What is stored of the job.
+    /// The job as it is stored.
     pub fn job(&self) -> &JobRecord {
         &self.lease().job
     }
@@ -66,7 +67,7 @@ impl Context {
         &self.held.grant.queue
     }
 
-    /// 1 + failures + expiries. For people; never a fence.
+    /// 1 + failures + expiries. For people; it is not a fence.
     pub fn attempt(&self) -> u32 {
         self.job().attempt()
     }
@@ -76,12 +77,12 @@ impl Context {
         &self.pool().owner
     }
 
-    /// The run that the worker serves.
+    /// What the worker belongs to: a deploy, a batch.
     pub fn task(&self) -> &str {
         &self.pool().task
     }
 
-    /// What the handlers of the worker share, by its type.
+    /// A value that the worker's handlers share, found by its type.
     ///
     /// # Errors
     /// If the worker was given nothing of that type: [`Worker::state`](crate::Worker::state).
@@ -99,7 +100,7 @@ impl Context {
     }
 
     /// Resolves when the handler should stop: the lease is lost, the job cancelled, or the worker
-    /// drains. A moment later the handler is dropped where it stands.
+    /// drains. After the worker's grace the handler is dropped at its current await point.
     pub async fn cancelled(&self) {
         self.lease().stop_signal().token.cancelled().await;
     }
@@ -109,18 +110,18 @@ impl Context {
         self.lease().stopped().is_some()
     }
 
-    /// Whether the lease is lost: whatever the handler does from here on counts for nothing.
+    /// Whether the lease is lost: nothing is settled, whatever the handler returns.
     pub fn is_lost(&self) -> bool {
         self.lease().stopped().is_some_and(Stop::is_lost)
     }
 
-    /// Whether the worker drains.
+    /// Whether the worker is draining.
     pub fn is_draining(&self) -> bool {
         self.lease().stopped() == Some(Stop::Drain)
     }
 
-    /// Shows that the work advances: `done` of `total`, in your own unit. A handler with a stall
-    /// limit that shows nothing for that long loses its lease.
+    /// Reports progress: `done` of `total`, in your own unit. A handler that has a stall limit and
+    /// reports nothing for that long loses its lease.
     ///
     /// It reaches the store with the next renewal, at a third of the term: every 20 s by default.
     pub fn progress(&self, done: u64, total: impl Into<Option<u64>>, note: impl Into<String>) {
@@ -134,13 +135,13 @@ impl Context {
         self.held.progress(self.index, progress, monotonic());
     }
 
-    /// What the last run saved, as bytes, with the token under which it was saved.
+    /// What the previous run saved, as bytes, with the token under which it was saved.
     pub fn saved_checkpoint(&self) -> Option<&SavedCheckpoint> {
         self.job().checkpoint.as_deref()
     }
 
-    /// What the last run saved by [`save_checkpoint`](Self::save_checkpoint). What this run saves
-    /// does not change it.
+    /// What the previous run saved by [`save_checkpoint`](Self::save_checkpoint). It does not
+    /// change when this run saves.
     ///
     /// # Errors
     /// If it cannot be decoded as `T`.
@@ -157,7 +158,7 @@ impl Context {
     /// progress.
     ///
     /// # Errors
-    /// Ends the handler by `?` if the lease is lost. Nothing was saved then.
+    /// If the lease is lost; `?` then ends the handler. Nothing was saved.
     pub async fn save_checkpoint<T: Serialize + Sync>(&self, state: &T) -> Result<(), Failure> {
         let bytes = serde_json::to_vec(state)?;
         at_most("checkpoint", bytes.len(), limits::CHECKPOINT_BYTES, "bytes")?;
@@ -229,8 +230,8 @@ impl Context {
     /// every earlier owner. Open it before you read from it; what is returned reads and writes.
     ///
     /// # Errors
-    /// Ends the handler by `?`: as lost if the resource has been opened for a later owner, as a
-    /// failure if it could not be asked.
+    /// To be returned by `?`. It ends the handler as lost if the resource has been opened for a
+    /// later owner, and as a failure if the resource could not be reached.
     pub async fn fence<F: Fence>(&self, resource: F) -> Result<F::Opened, FenceError> {
         #[cfg(feature = "testing")]
         crate::point::await_point().await;
@@ -243,10 +244,10 @@ impl Context {
         Ok(opened)
     }
 
-    /// Leaves a result with the job, if it has a retention. The last call counts.
+    /// Leaves a result with the job, if it has a retention. The last call wins.
     ///
     /// # Errors
-    /// If it does not encode, or is larger than a payload may be.
+    /// If it cannot be encoded, or is larger than a payload may be.
     pub fn set_result<T: Serialize>(&self, result: &T) -> Result<(), Failure> {
         let bytes = Bytes::from(serde_json::to_vec(result)?);
         at_most("result", bytes.len(), limits::CHECKPOINT_BYTES, "bytes")?;
@@ -269,7 +270,7 @@ impl Context {
         self.pool().enqueuer.enqueue_one(job.into_job())
     }
 
-    /// Enqueues up to 10,000 other jobs, per queue together or not at all.
+    /// Enqueues up to 10,000 other jobs: for each queue, all of them or none.
     ///
     /// # Errors
     /// As [`Client::enqueue`](crate::Client::enqueue).

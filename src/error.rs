@@ -81,43 +81,44 @@ impl fmt::Display for Verb {
     }
 }
 
-/// What kind of trouble it was.
+/// What went wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The store did not answer: down, cut off, timed out, shutting down its connection.
+    /// The store did not answer: it is down, cannot be reached, took too long, or hung up.
     Unavailable,
     /// Another process has held the store's write lock for too long.
     Contended,
     /// The store has no room left: disk or memory.
     Full,
-    /// The issuer's tokens run too far ahead of its clock; a moment later they will not.
+    /// The issuer's tokens have run too far ahead of its clock. They fit again a moment later.
     TokensAhead,
     /// The request's session is not open (idle too long, store restored), or its sequence number
     /// was overtaken. Nothing was applied by *this* call; an earlier copy of it may have been.
     SessionLost,
     /// The call may or may not have been applied, and that can no longer be found out.
     Unknown,
-    /// An argument breaks a limit of the contract. Nothing was stored.
+    /// An argument is outside its limits. Nothing was stored.
     InvalidInput,
     /// The store does not offer this.
     Unsupported,
-    /// What is stored cannot be understood.
+    /// The stored data makes no sense.
     Corrupt,
     /// The store can be read but not written.
     ReadOnly,
-    /// The server refuses this user, password or right, or its certificate is not trusted.
+    /// The server rejects the user or password, the user lacks a permission, or the server's
+    /// certificate is not trusted.
     Denied,
     /// The store was written by a newer version of this crate.
     TooNew,
     /// The store handle was closed.
     Closed,
-    /// None of the others.
+    /// Anything else.
     Unexpected,
 }
 
 impl ErrorKind {
-    /// Whether the same call may succeed later without anybody changing anything.
+    /// Whether the same call may succeed later, although nothing was changed.
     pub const fn is_transient(self) -> bool {
         matches!(
             self,
@@ -125,7 +126,7 @@ impl ErrorKind {
         )
     }
 
-    /// Whether this call certainly applied nothing.
+    /// Whether it is certain that this call changed nothing.
     pub const fn is_certain(self) -> bool {
         matches!(
             self,
@@ -162,7 +163,7 @@ impl ErrorKind {
     }
 }
 
-/// Trouble below the answer: what was attempted, where, and why it could not be done.
+/// A call that got no answer: what was attempted, where, and why it failed.
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -217,7 +218,7 @@ impl Error {
         self
     }
 
-    /// Adds the job it was about.
+    /// Adds the job concerned.
     #[must_use]
     pub fn for_job(mut self, job: JobId) -> Self {
         self.0.job.get_or_insert(job);
@@ -231,7 +232,7 @@ impl Error {
         self
     }
 
-    /// What kind of trouble it was.
+    /// What went wrong.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
@@ -241,7 +242,7 @@ impl Error {
         self.0.verb
     }
 
-    /// The job it was about, if one.
+    /// The job concerned, if any.
     pub fn job(&self) -> Option<JobId> {
         self.0.job
     }
@@ -256,12 +257,12 @@ impl Error {
         self.0.field
     }
 
-    /// Whether the same call may succeed later without anybody changing anything.
+    /// Whether the same call may succeed later, although nothing was changed.
     pub fn is_transient(&self) -> bool {
         self.0.kind.is_transient()
     }
 
-    /// The same trouble once more, for each of the calls that shared a round trip.
+    /// A copy, for each of the calls that shared a round trip.
     #[doc(hidden)]
     #[must_use]
     pub fn duplicate(&self) -> Self {

@@ -1,4 +1,4 @@
-//! Handlers: the code that works a job, and what it can wish for.
+//! Handlers: the code that works a job, and what it can ask for when it does not complete it.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -20,9 +20,9 @@ use crate::lease::FencingToken;
 /// Implement it for a struct that carries what the work needs, or pass a plain
 /// `async fn(job: J, ctx: Context) -> Result<(), E>`: that is a handler too, for any error type.
 ///
-/// `Ok` completes the job. `Err` retries it by the queue's policy, unless the [`Failure`] says
-/// otherwise. A panic and a time-out are failures with their cause on record. When the lease is
-/// lost, [`Context::cancelled`] resolves, and the future is dropped a moment later: whatever it
+/// `Ok` completes the job. `Err` retries it according to the queue's policy, unless the [`Failure`]
+/// says otherwise. A panic and a time-out are failures, with their cause on record. When the lease
+/// is lost, [`Context::cancelled`] resolves, and the future is dropped a moment later: whatever it
 /// does must be safe to run again, and what it writes to should be opened by [`Context::fence`].
 ///
 /// ```
@@ -75,10 +75,11 @@ impl<J: Job, H: Handler<J> + ?Sized> Handler<J> for Arc<H> {
     }
 }
 
-/// Why a handler did not complete its job, and what it wishes for it.
+/// Why a handler did not complete its job, and what should become of the job.
 ///
-/// Any error becomes one by `?`, and means: retry by the queue's policy. Only a fence's refusal, or
-/// an error that names one as its source, means what [`fenced`](Self::fenced) does.
+/// `?` converts any error into a failure that retries according to the queue's policy. The one
+/// exception is a fence's refusal, or an error with such a refusal as its source: it means what
+/// [`fenced`](Self::fenced) does.
 pub struct Failure {
     pub(crate) wish: Wish,
     reason: Box<dyn StdError + Send + Sync>,
@@ -86,7 +87,7 @@ pub struct Failure {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Wish {
-    /// Again by the queue's policy, or dead if there were too many failures.
+    /// Again according to the queue's policy, or dead if there were too many failures.
     Policy,
     /// Again after this long.
     RetryIn(Duration),
@@ -113,17 +114,17 @@ impl Failure {
         Self::new(Wish::RetryIn(delay), reason)
     }
 
-    /// Not now: come back after `delay`. Counts as nothing.
+    /// Not now: come back after `delay`. Does not count as a failure.
     pub fn snooze(delay: Duration) -> Self {
         Self::new(Wish::Snooze(delay), "snoozed")
     }
 
-    /// Give up: the job is dead. It stays until somebody retries or purges it.
+    /// Give up: the job is dead. It stays until an operator retries or purges it.
     pub fn bury(reason: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self::new(Wish::Bury, reason)
     }
 
-    /// The lease is lost: stop, and settle nothing. What [`Context::save_checkpoint`] says to a
+    /// The lease is lost: stop, and settle nothing. [`Context::save_checkpoint`] returns it to a
     /// fenced holder, so that `?` ends the handler.
     pub fn lost() -> Self {
         Self::new(Wish::Lost, "the lease was lost")
@@ -138,7 +139,7 @@ impl Failure {
         )
     }
 
-    /// Whether the handler stops because its lease is lost, or a fence took it to be.
+    /// Whether the handler stops because its lease is lost, or because a fence refused it.
     pub fn is_lost(&self) -> bool {
         matches!(self.wish, Wish::Lost | Wish::Behind(_))
     }

@@ -1,7 +1,7 @@
 //! Looking without touching: counts, the ledger, live leases, jobs, the audit trail.
 //!
-//! These views are what the command line and a dashboard are made of. Each is paged, and none
-//! scans. Ask for them with the methods of [`Client`](crate::Client).
+//! The command line and the dashboard are built on these views. Each is paged, and none scans. Ask
+//! for them with the methods of [`Client`](crate::Client).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,13 +93,13 @@ pub enum View {
     Jobs(Paged<JobView>),
     /// A page of keys, each once; by key within a partition of the queue.
     Parked(Paged<ParkedView>),
-    /// One job, if it is there.
+    /// One job, if the store still has it.
     Job(Option<Box<JobView>>),
     /// A page of the audit trail.
     Audit(Paged<AuditView>),
 }
 
-/// Rows, and where to go on.
+/// Rows, and where the next page starts.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Paged<T> {
     /// The rows.
@@ -116,7 +116,7 @@ pub struct QueueView {
     pub queue: QueueName,
     /// Whether it grants nothing.
     pub paused: bool,
-    /// Whether a waiting retry lets the next job of its exclusive key go.
+    /// Whether a job that waits for its retry lets the next job of its exclusive key run.
     pub relaxed: bool,
     /// Jobs by state.
     pub counts: Counts,
@@ -127,7 +127,7 @@ pub struct QueueView {
 }
 
 impl QueueView {
-    /// A queue of which nothing is known but its name, for stores to fill.
+    /// A queue of which only the name is known, for stores to fill in.
     pub fn new(queue: QueueName) -> Self {
         Self {
             queue,
@@ -174,7 +174,7 @@ impl Counts {
     }
 }
 
-/// The honest ledger of a queue: every lease ends exactly once, and is counted where it ended.
+/// The ledger of a queue: every lease ends exactly once, and is counted where it ended.
 ///
 /// Kept by the store in the same step as the change, so that a killed worker loses no count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -198,11 +198,11 @@ pub struct Ledger {
     pub expired_deadline: u64,
     /// Expired because the handler showed no progress.
     pub expired_stalled: u64,
-    /// Expired because of age.
+    /// Expired because they reached their maximum lifetime.
     pub expired_lifetime: u64,
     /// Ended by an operator.
     pub revoked: u64,
-    /// Leases that live. Counted from the leases themselves, not from the other numbers.
+    /// Live leases. Counted from the leases themselves, not from the other numbers.
     pub live: u64,
     /// Settlements that came after the deadline, and before anybody else was granted the job.
     pub late: u64,
@@ -282,7 +282,7 @@ pub struct LeaseView {
     pub token: FencingToken,
     /// The worker that may renew it.
     pub owner: Arc<str>,
-    /// The run that the worker serves.
+    /// What the worker belongs to: a deploy, a batch.
     pub task: Arc<str>,
     /// The job's attempt.
     pub attempt: u32,
@@ -306,7 +306,7 @@ pub const LATE: f64 = 1.0 / 2.0;
 /// With less than this, its holder has not been heard from.
 pub const SILENT: f64 = 1.0 / 6.0;
 
-/// One job, with everything that is known of it.
+/// One job, with everything known about it.
 #[derive(Clone, PartialEq, Debug)]
 pub struct JobView {
     /// Its queue.
@@ -315,7 +315,7 @@ pub struct JobView {
     pub state: JobState,
     /// Whether it waits behind another job of its exclusive key.
     pub parked: bool,
-    /// What is stored of it.
+    /// The job as it is stored.
     pub job: Arc<JobRecord>,
     /// Its live lease.
     pub lease: Option<LeaseView>,
@@ -333,7 +333,7 @@ pub struct ParkedView {
 }
 
 impl ParkedView {
-    /// As far as the jobs behind a key are counted: looking must stay cheap.
+    /// Jobs behind a key are counted up to this many: looking must stay cheap.
     pub const MOST: u64 = 10_000;
 }
 

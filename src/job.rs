@@ -99,11 +99,11 @@ pub struct UniqueKey {
     pub window: Option<Duration>,
 }
 
-/// The choices that can be made for one job. What is `None` is decided by the worker's queue.
+/// The settings of one job. The worker's queue decides what is `None` here.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct JobOptions {
-    /// 0, served first, to 7.
+    /// The priority: 0, served first, to 7.
     pub priority: u8,
     /// The lease's term.
     pub term: Option<Duration>,
@@ -141,7 +141,7 @@ impl JobOptions {
         retention: None,
     };
 
-    /// 0, served first, to 7.
+    /// The priority: 0, served first, to 7.
     #[must_use]
     pub fn priority(mut self, priority: u8) -> Self {
         self.priority = priority;
@@ -277,13 +277,13 @@ pub trait Job: Serialize + DeserializeOwned + Send + Sync + 'static {
     /// The queue it goes to unless the caller names another.
     const QUEUE: &'static str = "default";
 
-    /// The choices for jobs of this kind.
+    /// The settings of jobs of this kind.
     fn options(&self) -> JobOptions {
         JobOptions::default()
     }
 }
 
-/// The names of a type of jobs, looked at as the program is compiled.
+/// The names of a type of jobs, checked when the program is compiled.
 trait Named: Job {
     const IS_NAMED: bool = is_name(Self::QUEUE) && is_name(Self::KIND);
 }
@@ -313,7 +313,7 @@ pub struct NewJob {
     pub kind: Kind,
     /// What the handler decodes. JSON, unless both sides agree on something else.
     pub payload: Bytes,
-    /// Travels along, unread.
+    /// Passed on to the handler, unread.
     pub headers: Headers,
     /// How long after the enqueue it falls due, on the store's clock.
     pub delay: Duration,
@@ -373,7 +373,7 @@ impl NewJob {
         self
     }
 
-    /// 0, served first, to 7.
+    /// The priority: 0, served first, to 7.
     #[must_use]
     pub fn priority(mut self, priority: u8) -> Self {
         self.options.priority = priority;
@@ -498,7 +498,7 @@ pub trait IntoJob<M> {
     /// The job to be stored.
     ///
     /// # Errors
-    /// If it does not encode, or its names are none.
+    /// If it cannot be encoded, or its kind or queue is not a valid name.
     fn into_job(self) -> Result<NewJob>;
 }
 
@@ -563,9 +563,9 @@ fn encoded<J: Job>(job: &J) -> serde_json::Result<Bytes> {
     Ok(payload)
 }
 
-/// A copy of a payload. Small ones share memory with those that the thread made before: to allocate
-/// each by itself, and to free it on another thread, costs as much as to encode it. Whoever keeps
-/// one of them keeps no more than they share.
+/// A copy of a payload. Small ones share memory with those that the thread made before: allocating
+/// each by itself, and freeing it on another thread, costs as much as encoding it. Keeping one of
+/// them keeps at most the memory that they share.
 fn packed(payload: &[u8]) -> Bytes {
     const SHARED: usize = 4 << 10;
     const SMALL: usize = SHARED / 8;
@@ -613,7 +613,7 @@ pub struct JobRecord {
     pub kind: Kind,
     /// What the handler decodes.
     pub payload: Bytes,
-    /// Travels along.
+    /// Passed on to the handler.
     pub headers: Headers,
     /// When it was stored.
     pub enqueued_at: Timestamp,
@@ -623,17 +623,17 @@ pub struct JobRecord {
     pub unique: Option<Box<UniqueKey>>,
     /// Its exclusive key.
     pub exclusive: Option<Key>,
-    /// The choices made for it: [`JobOptions`].
+    /// Its settings: [`JobOptions`].
     pub options: Choices,
     /// Runs that failed.
     pub failures: u32,
     /// Leases that expired.
     pub expiries: u32,
-    /// What the last run saved.
+    /// What the previous run saved.
     pub checkpoint: Option<Box<SavedCheckpoint>>,
     /// The last eight ended leases, oldest first.
     pub history: Vec<EndedLease>,
-    /// What a completed run left.
+    /// The result that a completed run left.
     pub result: Option<Bytes>,
 }
 
@@ -683,7 +683,7 @@ impl JobRecord {
             + self.history.iter().map(EndedLease::weight).sum::<usize>()
     }
 
-    /// Remembers how a lease ended, and forgets the ninth oldest.
+    /// Remembers how a lease ended, and forgets the oldest of nine.
     pub(crate) fn remember(&mut self, ended: EndedLease) {
         if self.history.len() == limits::HISTORY {
             self.history.remove(0);

@@ -44,7 +44,7 @@ impl Operator {
         self
     }
 
-    /// Grants nothing more from a queue, to any worker.
+    /// Pauses a queue for all workers: no more leases are granted from it.
     ///
     /// # Errors
     /// As [`Store::control`](crate::Store::control).
@@ -53,7 +53,7 @@ impl Operator {
         self.command(ControlCommand::Pause(queue)).await
     }
 
-    /// Grants from a queue again.
+    /// Resumes a paused queue.
     ///
     /// # Errors
     /// As [`Store::control`](crate::Store::control).
@@ -62,8 +62,8 @@ impl Operator {
         self.command(ControlCommand::Resume(queue)).await
     }
 
-    /// Changes how a queue behaves: with `relaxed`, a job of an exclusive key that waits for its
-    /// retry lets the next of its line go.
+    /// Changes how a queue behaves: with `relaxed`, a job that waits for its retry lets the next
+    /// job of its exclusive key run.
     ///
     /// # Errors
     /// As [`Store::control`](crate::Store::control).
@@ -73,8 +73,8 @@ impl Operator {
             .await
     }
 
-    /// Calls off one job, by its id, or several. A pending job is cancelled; of a leased one the
-    /// holder is told.
+    /// Cancels one job, by its id, or several. A pending job is cancelled at once; the holder of a
+    /// leased one is told to stop.
     ///
     /// # Errors
     /// As [`Store::control`](crate::Store::control).
@@ -83,15 +83,15 @@ impl Operator {
     }
 
     /// Ends leases now, without their holders: that of one job, by its id, or those of an owner or
-    /// a task. The jobs are ready again, and nothing is charged.
+    /// a task. The jobs are ready again, and nothing is counted against them.
     ///
     /// # Errors
-    /// As [`Store::control`](crate::Store::control); also without a reason.
+    /// As [`Store::control`](crate::Store::control), and if there is no reason.
     pub async fn revoke(&self, leases: impl Into<LeaseSelect>) -> Result<Controlled> {
         self.command(ControlCommand::Revoke(leases.into())).await
     }
 
-    /// Gives dead jobs another life: ready, with their counts at zero.
+    /// Makes dead jobs ready again, with their failures and expiries set to zero.
     ///
     /// # Errors
     /// As [`Store::control`](crate::Store::control).
@@ -117,7 +117,7 @@ impl Operator {
             .await
     }
 
-    /// Carries out a command that is already a value.
+    /// Carries out a command that is given as a value.
     ///
     /// # Errors
     /// As [`Store::control`](crate::Store::control).

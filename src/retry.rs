@@ -18,11 +18,11 @@ use crate::limits::duration;
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RetryPolicy {
-    /// The bound after the first failure.
+    /// The longest wait after the first failure.
     pub base: Duration,
-    /// The bound after any failure.
+    /// The longest wait after any failure.
     pub cap: Duration,
-    /// What the bound is multiplied with at each failure.
+    /// By how much the bound is multiplied at each further failure.
     pub factor: f64,
 }
 
@@ -36,7 +36,7 @@ impl RetryPolicy {
         }
     }
 
-    /// Waits for `delay` after each failure, neither longer nor shorter.
+    /// Waits exactly `delay` after each failure.
     pub const fn constant(delay: Duration) -> Self {
         Self {
             base: delay,

@@ -1,15 +1,15 @@
-//! Lease terms: how long leases last, and what that rests on.
+//! Lease terms: how long leases last, and the allowances behind that.
 
 use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::limits::{self, duration, positive};
 
-/// How long leases last, and what that rests on.
+/// How long leases last, and the allowances behind that.
 ///
-/// The screen of [`validate`](Self::validate): `margin = term − (renew interval + 2·clock
-/// uncertainty + network allowance + pause allowance)` must be positive. That is no proof of
-/// safety (the fence is); it refuses terms that are certain to expire under live workers.
+/// [`validate`](Self::validate) asks for a positive margin: `margin = term − (renew interval +
+/// 2·clock uncertainty + network allowance + pause allowance)`. That does not make writes safe (a
+/// fence does); it refuses terms that are certain to expire under live workers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LeaseTerms {
@@ -21,9 +21,9 @@ pub struct LeaseTerms {
     pub max_lifetime: Duration,
     /// How far the holder's and the store's clocks may run apart within one term.
     pub clock_uncertainty: Duration,
-    /// How long a call may be under way.
+    /// How long a call to the store may take.
     pub network_allowance: Duration,
-    /// How long the holder may stand still without losing its leases.
+    /// How long the holder may be paused without losing its leases.
     pub pause_allowance: Duration,
 }
 
@@ -62,8 +62,7 @@ impl LeaseTerms {
         self
     }
 
-    /// What to allow for: clocks that run apart, calls that are under way, a holder that stands
-    /// still.
+    /// What to allow for: clocks that run apart, calls that take time, a holder that is paused.
     #[must_use]
     pub const fn allowances(mut self, clock: Duration, network: Duration, pause: Duration) -> Self {
         self.clock_uncertainty = clock;
@@ -80,7 +79,7 @@ impl LeaseTerms {
             .saturating_add(self.network_allowance)
     }
 
-    /// What is left of the term after everything that may go wrong without anybody dying.
+    /// What is left of the term after every delay that a live worker is allowed.
     pub fn margin(&self) -> Option<Duration> {
         self.term
             .checked_sub(self.spent())

@@ -1,4 +1,4 @@
-//! A worker that runs in the background, and what can be asked of it.
+//! A handle to a worker that runs in the background.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -104,7 +104,7 @@ impl WorkerHandle {
         self.pool.resume();
     }
 
-    /// Whether the worker is well: for a health check.
+    /// How the worker is doing, for a health check.
     pub fn health(&self) -> WorkerHealth {
         let pool = &*self.pool;
         let now = monotonic();
@@ -180,7 +180,7 @@ impl fmt::Debug for WorkerHandle {
     }
 }
 
-/// Whether a worker is well.
+/// How a worker is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(
     clippy::struct_excessive_bools,

@@ -147,7 +147,7 @@ struct Handled {
 ///
 /// [`run`](Self::run) works until the process is asked to end, [`run_until`](Self::run_until) until
 /// a future of yours resolves, and [`start`](Self::start) in the background, with a
-/// [`WorkerHandle`] to drain it, to pause it, and to ask how it is.
+/// [`WorkerHandle`] to drain it, to pause it, and to check its health.
 #[must_use = "a worker does nothing until it is run"]
 pub struct Worker {
     client: Client,
@@ -232,10 +232,10 @@ impl Worker {
     /// Calls this for every job that this worker sees die: buried by its handler or by its retry
     /// policy, or dead because its leases expired too often.
     ///
-    /// Whoever finds that a lease has expired sees the death, and that may be another worker: set
-    /// the same hook on all workers. A worker that dies right after the store has stored the death
-    /// calls nothing, so for what must not be missed look at the dead jobs themselves, too
-    /// ([`Client::jobs`]). The calls of a worker run beside its work; a drain waits for them.
+    /// The worker that finds an expired lease sees the death, and that may be another one: set the
+    /// same hook on all workers. A worker that dies right after the store recorded the death calls
+    /// nothing, so if none may be missed, also look at the dead jobs themselves
+    /// ([`Client::jobs`]). Hooks run alongside the worker's other work; a drain waits for them.
     ///
     /// ```
     /// # use leasehold::{Client, Context, Failure};
@@ -255,14 +255,14 @@ impl Worker {
         self
     }
 
-    /// Claims from this queue. Without any, the queues of the handled jobs are used; once one is
-    /// named, only those that are named, and the queue of every handler must be among them.
+    /// Claims from this queue. If no queue is named, the worker serves the queues of its handlers'
+    /// job types. Naming one replaces that default, and the queue of every handler must be named.
     pub fn queue(self, name: impl Into<String>) -> Self {
         self.queue_with(QueueConfig::new(name))
     }
 
-    /// Claims from a queue with settings of its own. As [`queue`](Self::queue): name the others,
-    /// too.
+    /// Claims from a queue with settings of its own. As with [`queue`](Self::queue), name the other
+    /// queues too.
     pub fn queue_with(mut self, queue: QueueConfig) -> Self {
         self.queues.push(queue);
         self
@@ -274,8 +274,8 @@ impl Worker {
         self
     }
 
-    /// How many leases may at most be held ahead of free slots. How many are held follows the pace
-    /// of the work; 0 holds none. At most 4,000, which is the default.
+    /// The most leases to hold ahead of free slots; how many are really held follows the pace of
+    /// the work. 0 holds none. At most 4,000, which is the default.
     pub fn prefetch(mut self, leases: usize) -> Self {
         self.prefetch = leases;
         self
@@ -332,13 +332,13 @@ impl Worker {
         self
     }
 
-    /// The run that the leases serve, for people: a deploy, a batch. A new id by default.
+    /// What the worker belongs to, for people: a deploy, a batch. A new id by default.
     pub fn task(mut self, task: impl Into<String>) -> Self {
         self.task = Some(task.into());
         self
     }
 
-    /// Adds somebody who watches this worker's events.
+    /// Adds an observer of this worker's events.
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.observers = self.observers.with(Arc::new(observer));
         self

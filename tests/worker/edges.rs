@@ -810,6 +810,30 @@ impl Waiting {
     }
 }
 
+#[tokio::test]
+async fn a_drain_waits_until_its_settlements_are_known() {
+    let to_lose = AtomicIsize::new(3);
+    let store = Faulty::new(memory(), move |verb| match verb {
+        Verb::Settle if to_lose.fetch_sub(1, Ordering::SeqCst) > 0 => Fate::LoseRequest,
+        _ => Fate::Pass,
+    });
+    let calls = Arc::clone(&store.calls);
+    let client = Client::new(Arc::new(store));
+    client.enqueue(Add { n: 0 }).await.unwrap();
+    let handler = |_: Add, ctx: Context| async move {
+        ctx.cancelled().await;
+        Ok::<(), Failure>(())
+    };
+    let worker = client.worker().handle(handler).start().unwrap();
+    true_soon(|| worker.stats().busy == 1).await;
+    worker.drain();
+    let report = worker.await.unwrap();
+    assert_eq!((report.finished, report.unsettled), (1, 0));
+    assert_eq!(client.ledger().await.unwrap().completed, 1);
+    let settles = calls.settle.load(Ordering::SeqCst);
+    assert_eq!(settles, 4, "three of them were lost");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_drain_hands_back_what_waits_for_a_slot_in_every_queue() {
     let client = client();

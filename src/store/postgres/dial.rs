@@ -32,7 +32,7 @@ pub(super) fn dial(trust: &Trust) -> Result<Dial> {
     let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
         .map_err(|error| {
-            Error::new(ErrorKind::Unexpected, "encryption is not to be had").caused_by(error)
+            Error::new(ErrorKind::Unexpected, "TLS is not available").caused_by(error)
         })?;
     let config = match trust {
         Trust::Anybody => config

@@ -127,8 +127,8 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         }
         Err(Fault::Refused(Error::invalid(
             "transaction",
-            "one of another database",
-            "one of the store's database",
+            "a transaction of another database",
+            "only one of the store's own database",
         )))
     }
 

@@ -106,8 +106,8 @@ impl SqliteStore {
         }
         Err(Error::invalid(
             "transaction",
-            "one of another file",
-            "one of the store's file",
+            "a transaction of another file",
+            "only one of the store's own file",
         ))
     }
 }

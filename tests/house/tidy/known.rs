@@ -77,20 +77,7 @@ const KNOWN: List = &[
     (
         "word",
         &[
-            ("benches/redis.rs", &["ride", "riders", "riding"]),
             ("crates/leasehold-cli/src/demo_stage.rs", &["heard"]),
-            (
-                "crates/leasehold-conformance/src/checker.rs",
-                &["ride", "rider"],
-            ),
-            (
-                "crates/leasehold-conformance/src/claim.rs",
-                &["ride", "rider", "riders", "rides", "rode"],
-            ),
-            (
-                "crates/leasehold-conformance/src/repeat.rs",
-                &["riders", "riding"],
-            ),
             ("crates/leasehold-conformance/src/resource.rs", &["rides"]),
             ("crates/leasehold-web/src/dashboard/workers.rs", &["heard"]),
             ("examples/embedding.rs", &["greetings"]),
@@ -98,11 +85,8 @@ const KNOWN: List = &[
             ("src/job.rs", &["stowed"]),
             ("src/store/sqlite/migrate.rs", &["nap"]),
             ("src/store/sqlite/turn.rs", &["nap", "naps"]),
-            ("src/worker/mod.rs", &["rides"]),
             ("src/worker/pool.rs", &["heard"]),
             ("tests/differential/main.rs", &["seal"]),
-            ("tests/differential/world.rs", &["ride"]),
-            ("tests/fault/broken.rs", &["riders"]),
             ("tests/fault/crew.rs", &["nap"]),
             ("tests/fault/failover.rs", &["naps"]),
             ("tests/fault/freeze.rs", &["naps"]),
@@ -114,10 +98,8 @@ const KNOWN: List = &[
             ("tests/fault/storm.rs", &["nap"]),
             ("tests/fence/redis.rs", &["rides"]),
             ("tests/fence/round_trips.rs", &["rides"]),
-            ("tests/simulation/broken.rs", &["riders"]),
             ("tests/simulation/net.rs", &["nap"]),
             ("tests/simulation/plan.rs", &["bell"]),
-            ("tests/stores/checker.rs", &["rode"]),
             ("tests/support/machine.rs", &["nap"]),
             ("tests/worker/edges.rs", &["heard"]),
             ("tests/worker/face.rs", &["greeting", "heard"]),
@@ -152,10 +134,7 @@ const REBUILT_LATER: List = &[
                     "luck",
                     "nap",
                     "ride",
-                    "rider",
-                    "riders",
                     "riding",
-                    "rode",
                     "seal",
                     "sealing",
                 ],
@@ -163,15 +142,10 @@ const REBUILT_LATER: List = &[
             (
                 "src/store/redis/",
                 &[
-                    "bell", "bells", "doubted", "doze", "ear", "greeting", "heard", "met", "ride",
-                    "riders", "riding",
+                    "bell", "bells", "doubted", "doze", "ear", "greeting", "heard", "met",
                 ],
             ),
-            (
-                "tests/engines/postgres/",
-                &["ride", "rider", "riders", "rides", "seal", "seals"],
-            ),
-            ("tests/engines/redis/", &["riders"]),
+            ("tests/engines/postgres/", &["seal", "seals"]),
         ],
     ),
     // Rewrapped when their files are rewritten.

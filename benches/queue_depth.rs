@@ -126,7 +126,6 @@ impl Side {
                 }],
                 max: STEP,
                 admit_suspect: false,
-                settle: None,
             };
             let claimed = self.store.claim(request).await.expect("claimed");
             let settlements: Vec<_> = claimed

@@ -7,9 +7,8 @@
 //! `_DEPTH` the length of the long queue, `_PARTS` which of `speed,verbs,renew,depth,longest` to
 //! run: all, unless it is said. The raw side pushes and pops a hundred payloads of 100 bytes a
 //! call, one connection, eight calls in flight; the store does the same with leases. Both sides
-//! take turns; figures are medians. CPU is the server's. *Riding* settlements go with the next
-//! claim, as a worker sends them. The longest call of a verb is that of the quietest round, one
-//! call at a time: the clock also counts while others have the server's core.
+//! take turns; figures are medians. CPU is the server's. The longest call of a verb is that of the
+//! quietest round, one call at a time: the clock also counts while others have the server's core.
 
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 
@@ -276,7 +275,7 @@ impl Side {
         .await;
     }
 
-    fn claim(&self, lane: usize, max: usize, settle: Option<SettleRequest>) -> ClaimRequest {
+    fn claim(&self, lane: usize, max: usize) -> ClaimRequest {
         ClaimRequest {
             request: self.request(lane),
             owner: "bench".into(),
@@ -289,21 +288,13 @@ impl Side {
             }],
             max,
             admit_suspect: false,
-            settle,
         }
     }
 
-    /// Claims, waiting out a clock that the tokens have overtaken. The settlements go with the
-    /// first attempt; a refused claim does not refuse them, and their repeat gets the first
-    /// verdicts.
-    async fn claimed(
-        &self,
-        lane: usize,
-        max: usize,
-        settle: Option<SettleRequest>,
-    ) -> leasehold::store::Claimed {
+    /// Claims, waiting out a clock that the tokens have overtaken.
+    async fn claimed(&self, lane: usize, max: usize) -> leasehold::store::Claimed {
         loop {
-            let request = self.claim(lane, max, settle.clone());
+            let request = self.claim(lane, max);
             match self.store.claim(request).await {
                 Ok(claimed) if claimed.grants.is_empty() => tokio::task::yield_now().await,
                 Ok(claimed) => return claimed,
@@ -342,35 +333,11 @@ impl Side {
             async move {
                 let mut left = jobs / IN_FLIGHT;
                 while left > 0 {
-                    let claimed = side.claimed(lane, STEP.min(left), None).await;
+                    let claimed = side.claimed(lane, STEP.min(left)).await;
                     let settlements = Self::settlements(&claimed);
                     left -= settlements.len();
                     side.settle(lane, settlements).await;
                 }
-            }
-        })
-        .await;
-    }
-
-    /// The same as a worker does it: the settlements ride with the next claim.
-    async fn ride(&self, jobs: usize) {
-        together(|lane| {
-            let side = self.clone();
-            async move {
-                let mut left = jobs / IN_FLIGHT;
-                let mut riders = None;
-                let mut settlements = Vec::new();
-                while left > 0 {
-                    let claimed = side.claimed(lane, STEP.min(left), riders.take()).await;
-                    assert!(claimed.settled.iter().all(|verdict| verdict.is_held()));
-                    settlements = Self::settlements(&claimed);
-                    left -= settlements.len();
-                    riders = Some(SettleRequest {
-                        request: side.request(IN_FLIGHT + lane),
-                        settlements: settlements.clone(),
-                    });
-                }
-                side.settle(lane, settlements).await;
             }
         })
         .await;
@@ -408,7 +375,6 @@ fn main() {
 async fn speed(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
     let side = Side::open(&server.url, "speed").await;
     let mut rates: [Vec<Rate>; 4] = Default::default();
-    let mut riding = Vec::new();
     let mut bytes: [Vec<f64>; 2] = Default::default();
     for _ in 0..rounds {
         let asker = probe.clone();
@@ -420,8 +386,6 @@ async fn speed(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
         rates[2].push(measured(probe, jobs, side.fill(jobs)).await);
         bytes[1].push((probe.memory().await - empty) / jobs as f64);
         rates[3].push(measured(probe, jobs, side.drain(jobs)).await);
-        side.fill(jobs).await;
-        riding.push(measured(probe, jobs, side.ride(jobs)).await);
     }
     let names = ["raw RPUSH", "raw LPOP", "enqueue", "claim + settle"];
     let of = |at: usize, value: fn(&Rate) -> f64| median(rates[at].iter().map(value));
@@ -435,12 +399,6 @@ async fn speed(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
     for (at, name) in names.iter().enumerate() {
         told(name, at % 2, of(at, |r| r.per_second), of(at, |r| r.micros));
     }
-    told(
-        "claim + settle, riding",
-        1,
-        median(riding.iter().map(|r| r.per_second)),
-        median(riding.iter().map(|r| r.micros)),
-    );
     for (name, bytes) in ["raw", "queued"].iter().zip(bytes) {
         println!("{name:24} {:>10.0} bytes a job of 100 bytes", median(bytes));
     }
@@ -468,7 +426,7 @@ async fn verbs(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
             costs[1].push(
                 spent(probe, jobs, async {
                     for _ in 0..jobs / step {
-                        claimed.push(Side::settlements(&side.claimed(0, step, None).await));
+                        claimed.push(Side::settlements(&side.claimed(0, step).await));
                     }
                 })
                 .await,
@@ -508,7 +466,7 @@ async fn renewals(server: &Server, probe: &mut Probe) {
         let mut beats = Vec::new();
         let mut held = 0;
         while held < LEASES {
-            let claimed = side.claimed(0, size, None).await;
+            let claimed = side.claimed(0, size).await;
             for grant in &claimed.grants {
                 held += grant.leases.len();
                 beats.push(Beat::of(grant));
@@ -539,7 +497,7 @@ async fn longest(server: &Server, probe: &mut Probe, rounds: usize) {
         .await;
     let mut beats = Vec::new();
     while beats.len() < 10 * MANY {
-        let claimed = singles.claimed(0, 1, None).await;
+        let claimed = singles.claimed(0, 1).await;
         beats.extend(claimed.grants.iter().map(Beat::of));
     }
     // Not before: to note a call costs time as well.
@@ -551,7 +509,7 @@ async fn longest(server: &Server, probe: &mut Probe, rounds: usize) {
         side.enqueue(0, MANY).await;
         micros[0].push(probe.slowest().await);
         probe.forget_calls().await;
-        let claimed = side.claimed(0, MANY, None).await;
+        let claimed = side.claimed(0, MANY).await;
         micros[1].push(probe.slowest().await);
         probe.forget_calls().await;
         side.settle(0, Side::settlements(&claimed)).await;

@@ -130,13 +130,6 @@ impl Lane {
         }
     }
 
-    /// The id of a call that travels inside another one.
-    pub(crate) async fn reserve(&mut self) -> Result<RequestId> {
-        let session = self.open().await?;
-        self.seq += 1;
-        Ok(self.request(session))
-    }
-
     fn request(&self, session: SessionId) -> RequestId {
         RequestId {
             session,

@@ -77,9 +77,7 @@ impl HeldByHand {
             ran: Duration::ZERO,
         };
         settler::hand_in(&self.pool, Arc::clone(&self.held), self.index, end.0, times);
-        if let Some(batch) = self.pool.outbox.try_batch() {
-            batch.send(&self.pool).await;
-        }
+        settler::settle_waiting(&self.pool, &mut self.pool.session.lane()).await;
     }
 }
 

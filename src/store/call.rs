@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::error::{Error, Result, Verb};
 use crate::job::{JobId, JobRecord, JobState, Kind, NewJob, QueueName};
-use crate::lease::{Cause, FencingToken, Grant, Nonce, Progress, Receipt, Verdict};
+use crate::lease::{Cause, FencingToken, Grant, Nonce, Progress, Receipt};
 use crate::limits::{self, at_most, duration, positive, without_zero};
 use crate::rules::ends::{End, LeaseFacts};
 
@@ -150,10 +150,6 @@ pub struct ClaimRequest {
     pub max: usize,
     /// Whether one of them may be a suspect. A process says so only while it holds none.
     pub admit_suspect: bool,
-    /// Settlements that travel with the claim, under their own request id and on their own lane, so
-    /// that they can be repeated alone. They are applied first, and stand even if the claim is
-    /// refused.
-    pub settle: Option<SettleRequest>,
 }
 
 impl ClaimRequest {
@@ -184,16 +180,7 @@ impl ClaimRequest {
             positive("term", queue.term)?;
             positive("max_lifetime", queue.max_lifetime)?;
         }
-        let Some(settle) = &self.settle else {
-            return Ok(());
-        };
-        // A repeat would find them overtaken by the claim itself.
-        let (own, of) = (self.request, settle.request);
-        if own.session == of.session && own.lane == of.lane {
-            let found = format_args!("lane {}, the claim's own", of.lane);
-            return Err(Error::invalid("settle", found, "a lane of its own"));
-        }
-        settle.validate()
+        Ok(())
     }
 }
 
@@ -208,8 +195,6 @@ pub struct Claimed {
     pub next_due: Option<Duration>,
     /// When the next live lease of the visited queues expires unless it is renewed.
     pub next_deadline: Option<Duration>,
-    /// The verdicts of the settlements that travelled with the claim.
-    pub settled: Vec<Verdict>,
 }
 
 /// One recorded expiry: a crash report.

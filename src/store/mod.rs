@@ -138,8 +138,7 @@ pub trait Store: Send + Sync + 'static {
     /// overdue, with the time *originally* granted.
     ///
     /// # Errors
-    /// `TokensAhead` if no token fits: certain, and transient. Settlements that travel along stand
-    /// whatever becomes of the claim; repeat them alone. Others: unknown.
+    /// `TokensAhead` if no token fits: certain, and transient. Others: unknown.
     async fn claim(&self, request: ClaimRequest) -> Result<Claimed>;
 
     /// Extends grants, each by its term from now, never beyond its maximum lifetime.

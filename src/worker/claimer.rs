@@ -12,7 +12,7 @@
 //! Before: [`enqueue`](crate::calls::enqueue). After: a [slot](super::slots) runs the handler.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -24,15 +24,15 @@ use super::held::Stop;
 use super::lost;
 use super::outcome::HandlerEnd;
 use super::pool::{Pool, PoolQueue};
-use super::settler::{self, SettleBatch, Times};
+use super::settler::{self, Times};
 use crate::calls::lane::{Answer, Lane, spread};
 use crate::clock::monotonic;
 use crate::error::ErrorKind;
 use crate::job::QueueName;
-use crate::lease::{Nonce, Verdict};
+use crate::lease::Nonce;
 use crate::limits;
 use crate::observe::{Event, metrics};
-use crate::store::{ClaimQueue, ClaimRequest, Claimed, RequestId, SettleRequest, Store};
+use crate::store::{ClaimQueue, ClaimRequest, Claimed, Store};
 
 /// How much work to hold ahead of the slots: what they finish in this long.
 const AHEAD: Duration = Duration::from_millis(20);
@@ -127,7 +127,8 @@ impl Pace {
 
 impl Claimer {
     fn new(pool: Arc<Pool>) -> Self {
-        // A claim that finds the store full must return: the settlements inside it make room.
+        // A full store has room again once leases are settled. Until then the claimer rests, and
+        // does not keep a drain waiting for a claim that is repeated.
         let lane = pool.session.lane().told_when_full();
         let pace = Pace {
             since: monotonic(),
@@ -290,7 +291,7 @@ impl Claimer {
             max,
             admit_suspect: permit.is_some(),
         };
-        let (claimed, verdicts) = self.send(request).await?;
+        let claimed = self.send(request).await?;
         let leases: usize = claimed.grants.iter().map(|grant| grant.leases.len()).sum();
         self.pool.meter.claimed(sent.elapsed(), leases);
         let mut suspects = claimed.grants.iter().flat_map(|grant| &grant.leases);
@@ -300,44 +301,11 @@ impl Claimer {
         let next = claimed.next_due.into_iter().chain(claimed.next_deadline);
         self.next = next.min().unwrap_or(LONGEST_SLEEP).min(self.next);
         self.take_in(claimed, sent);
-        // The slots wait for these leases; the settlements that came along can wait.
-        if let Some((batch, verdicts)) = verdicts {
-            batch.arrived(&self.pool, &verdicts);
-        }
         Some(leases)
     }
 
-    /// Sends the claim together with the settlements that wait. None: nothing was granted to us.
-    ///
-    /// The settlements keep their own lane and request id. If the claim does not bring their
-    /// verdicts, they are sent alone: their receipts make that safe.
-    async fn send(&mut self, ask: Ask) -> Option<(Claimed, Option<(SettleBatch, Vec<Verdict>)>)> {
-        let mut batch = self.pool.outbox.try_batch();
-        let along = match &mut batch {
-            Some(batch) => batch.reserve().await.ok(),
-            None => None,
-        };
-        let answer = self.send_with(ask, batch.as_ref().zip(along)).await;
-        let (answer, verdicts) = match answer {
-            Some((mut claimed, true)) => {
-                let verdicts = std::mem::take(&mut claimed.settled);
-                (Some(claimed), batch.take().zip(Some(verdicts)))
-            }
-            Some((claimed, false)) => (Some(claimed), None),
-            None => (None, None),
-        };
-        if let Some(batch) = batch {
-            batch.send(&self.pool).await;
-        }
-        Some((answer?, verdicts))
-    }
-
-    /// Sends the claim, and tells whether the settlements were in it.
-    async fn send_with(
-        &mut self,
-        ask: Ask,
-        along: Option<(&SettleBatch, RequestId)>,
-    ) -> Option<(Claimed, bool)> {
+    /// Sends the claim. None: nothing was granted to us.
+    async fn send(&mut self, ask: Ask) -> Option<Claimed> {
         let nonce = match Nonce::draw() {
             Ok(nonce) => nonce,
             Err(error) => {
@@ -346,17 +314,9 @@ impl Claimer {
             }
         };
         let pool = Arc::clone(&self.pool);
-        let is_along = AtomicBool::new(false);
         let call = self
             .lane
             .call(Duration::MAX, |store: Arc<dyn Store>, request| {
-                // After a lost session the settlements' id means nothing; they are sent alone.
-                let along = along.filter(|(_, id)| id.session == request.session);
-                let settle = along.map(|(batch, request)| SettleRequest {
-                    request,
-                    settlements: batch.settlements(),
-                });
-                is_along.store(settle.is_some(), Ordering::Relaxed);
                 let request = ClaimRequest {
                     request,
                     owner: Arc::clone(&pool.owner),
@@ -365,7 +325,6 @@ impl Claimer {
                     queues: ask.queues.clone(),
                     max: ask.max,
                     admit_suspect: ask.admit_suspect,
-                    settle,
                 };
                 let span = tracing::debug_span!("store.claim", max = ask.max);
                 async move { store.claim(request).await }.instrument(span)
@@ -378,7 +337,7 @@ impl Claimer {
         match answer {
             Answer::Known(claimed) => {
                 pool.answered();
-                Some((claimed, is_along.load(Ordering::Relaxed)))
+                Some(claimed)
             }
             // Whatever was granted expires by itself.
             Answer::Lost => None,

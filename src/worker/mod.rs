@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!            ┌─ claimer ──► buffer ──► slots (run handlers) ──► outbox ──► settler ─┐
-//!   store ◄──┤                             ▲ stop                    └─ rides along ┤
+//!   store ◄──┤                             ▲ stop                                   │
 //!            └─ renewer (own thread) ──────┘                                        │
 //!   store ◄─────────────────────────────────────────────────────────────────────────┘
 //! ```

@@ -155,7 +155,7 @@ impl Pool {
         let session = Arc::clone(enqueuer.session());
         Arc::new(Self {
             meter: PoolMeter::new(session.store.name()),
-            outbox: Outbox::new(session.lane()),
+            outbox: Outbox::new(),
             counts: Counts::new(plan.queues.len(), monotonic()),
             unfinished: plan.queues.iter().map(|_| AtomicUsize::new(0)).collect(),
             session,

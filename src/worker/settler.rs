@@ -1,8 +1,7 @@
 //! Settling: end each lease with the receipt of that one claim.
 //!
 //! ```text
-//!   slots ── hand_in ──► outbox ──► settler ──────────────────────► store
-//!                          └──────► claimer, inside its next claim ───┘
+//!   slots ── hand_in ──► outbox ──► settler ──► store
 //! ```
 //!
 //! Slots hand in how their handlers ended. The settler sends what has gathered in one call, and the
@@ -14,7 +13,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, OwnedMutexGuard};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
@@ -24,22 +23,17 @@ use super::outcome::{Decision, Facts, HandlerEnd, decide};
 use super::pool::Pool;
 use crate::calls::lane::{Answer, Lane};
 use crate::clock::monotonic;
-use crate::error::{Result, Verb};
+use crate::error::Verb;
 use crate::lease::Verdict;
 use crate::limits;
 use crate::observe::Event;
 use crate::observe::metrics::Release;
-use crate::store::{Outcome, RequestId, SettleRequest, Settlement};
-
-/// So many waiting settlements are sent at once. At the rate at which they gather in less than
-/// [`GATHER`], claims are so frequent that they take most settlements with them.
-const BATCH: usize = 4_096;
+use crate::store::{Outcome, SettleRequest, Settlement};
 
 /// How long the first settlement waits for others while the slots are busy.
 const GATHER: Duration = Duration::from_millis(1);
 
-/// Leases whose handlers have ended, and the lane to settle them on. In cache lines of its own,
-/// because all slots write here.
+/// Leases whose handlers have ended. In cache lines of its own, because all slots write here.
 #[repr(align(128))]
 pub(crate) struct Outbox {
     waiting: Mutex<Waiting>,
@@ -47,7 +41,6 @@ pub(crate) struct Outbox {
     filled: Notify,
     /// What waits should be sent now.
     flush: Notify,
-    lane: Arc<tokio::sync::Mutex<Lane>>,
 }
 
 struct Waiting {
@@ -79,7 +72,7 @@ impl EndedLease {
 }
 
 impl Outbox {
-    pub(crate) fn new(lane: Lane) -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             waiting: Mutex::new(Waiting {
                 leases: Vec::new(),
@@ -88,7 +81,6 @@ impl Outbox {
             }),
             filled: Notify::new(),
             flush: Notify::new(),
-            lane: Arc::new(tokio::sync::Mutex::new(lane)),
         }
     }
 
@@ -102,14 +94,10 @@ impl Outbox {
             return;
         }
         waiting.leases.push(lease);
-        let is_batch = waiting.leases.len() == BATCH;
         let slept = std::mem::replace(&mut waiting.settler_sleeps, false);
         drop(waiting);
         if slept {
             self.filled.notify_one();
-        }
-        if is_batch {
-            self.flush.notify_one();
         }
     }
 
@@ -133,37 +121,21 @@ impl Outbox {
         waiting.leases.clear();
     }
 
-    /// The next batch, or none if nothing waits.
-    fn take(waiting: &mut Waiting) -> Option<Vec<EndedLease>> {
+    /// What goes into the next call. None: nothing waits, and the settler can sleep.
+    fn take(&self) -> Option<Vec<EndedLease>> {
+        let mut waiting = self.lock();
         let leases = &mut waiting.leases;
         let rest = leases.split_off(leases.len().min(limits::CALL_ITEMS));
         let batch = std::mem::replace(leases, rest);
+        waiting.settler_sleeps = batch.is_empty();
         (!batch.is_empty()).then_some(batch)
-    }
-
-    /// What a claim can take with it: the next batch, unless another one is under way.
-    pub(crate) fn try_batch(&self) -> Option<SettleBatch> {
-        let lane = Arc::clone(&self.lane).try_lock_owned().ok()?;
-        let leases = Self::take(&mut self.lock())?;
-        Some(SettleBatch { lane, leases })
-    }
-
-    /// The next batch for the settler, once the one before it is known. None: nothing waits, and
-    /// the settler can sleep.
-    async fn next_batch(&self) -> Option<SettleBatch> {
-        let lane = Arc::clone(&self.lane).lock_owned().await;
-        let mut waiting = self.lock();
-        let Some(leases) = Self::take(&mut waiting) else {
-            waiting.settler_sleeps = true;
-            return None;
-        };
-        Some(SettleBatch { lane, leases })
     }
 }
 
 /// Settles what the slots hand in, until the pool is done.
 pub(crate) async fn settler(pool: Arc<Pool>) {
     let outbox = &pool.outbox;
+    let mut lane = pool.session.lane();
     loop {
         tokio::select! {
             biased;
@@ -172,65 +144,46 @@ pub(crate) async fn settler(pool: Arc<Pool>) {
                 let _ = tokio::time::timeout(GATHER, outbox.flush.notified()).await;
             }
         }
-        while let Some(batch) = outbox.next_batch().await {
-            batch.send(&pool).await;
-        }
+        settle_waiting(&pool, &mut lane).await;
     }
 }
 
-/// Settlements that are sent together, and their lane until the verdicts are known.
-pub(crate) struct SettleBatch {
-    lane: OwnedMutexGuard<Lane>,
-    leases: Vec<EndedLease>,
+/// Settles call after call, until nothing waits.
+pub(crate) async fn settle_waiting(pool: &Pool, lane: &mut Lane) {
+    while let Some(leases) = pool.outbox.take() {
+        settle(pool, lane, &leases).await;
+    }
 }
 
-impl SettleBatch {
-    /// Sends the settlements until their verdicts are known.
-    pub(crate) async fn send(mut self, pool: &Pool) {
-        let sent = monotonic();
-        let leases = &self.leases;
-        loop {
-            let call = self.lane.call(Duration::MAX, |store, request| {
-                let settlements = leases.iter().map(EndedLease::settlement).collect();
-                let request = SettleRequest {
-                    request,
-                    settlements,
-                };
-                let span = tracing::debug_span!("store.settle", leases = leases.len());
-                async move { store.settle(request).await }.instrument(span)
-            });
-            match call.await {
-                Answer::Known(verdicts) => {
-                    pool.meter.settled(sent.elapsed());
-                    return close(pool, leases, &verdicts);
+/// Sends settlements in one call, until their verdicts are known.
+async fn settle(pool: &Pool, lane: &mut Lane, leases: &[EndedLease]) {
+    let sent = monotonic();
+    loop {
+        let call = lane.call(Duration::MAX, |store, request| {
+            let settlements = leases.iter().map(EndedLease::settlement).collect();
+            let request = SettleRequest {
+                request,
+                settlements,
+            };
+            let span = tracing::debug_span!("store.settle", leases = leases.len());
+            async move { store.settle(request).await }.instrument(span)
+        });
+        match call.await {
+            Answer::Known(verdicts) => {
+                pool.meter.settled(sent.elapsed());
+                return close(pool, leases, &verdicts);
+            }
+            // Receipts make it safe to go again under a new id: what was applied is fenced.
+            Answer::Lost => {}
+            Answer::Refused(error) | Answer::GaveUp(error) => {
+                tracing::error!(%error, leases = leases.len(), "leases left to expire");
+                for left in leases {
+                    left.lease().let_lapse();
+                    pool.end(&left.held, left.index);
                 }
-                // Receipts make it safe to go again under a new id: what was applied is fenced.
-                Answer::Lost => {}
-                Answer::Refused(error) | Answer::GaveUp(error) => {
-                    tracing::error!(%error, leases = leases.len(), "leases left to expire");
-                    for left in leases {
-                        left.lease().let_lapse();
-                        pool.end(&left.held, left.index);
-                    }
-                    return;
-                }
+                return;
             }
         }
-    }
-
-    /// The id under which the settlements travel inside a claim.
-    pub(crate) async fn reserve(&mut self) -> Result<RequestId> {
-        self.lane.reserve().await
-    }
-
-    /// The settlements, to travel inside a claim.
-    pub(crate) fn settlements(&self) -> Vec<Settlement> {
-        self.leases.iter().map(EndedLease::settlement).collect()
-    }
-
-    /// The claim brought the verdicts.
-    pub(crate) fn arrived(self, pool: &Pool, verdicts: &[Verdict]) {
-        close(pool, &self.leases, verdicts);
     }
 }
 

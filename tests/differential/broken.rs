@@ -114,11 +114,6 @@ impl Store for Broken {
 
     async fn claim(&self, mut request: ClaimRequest) -> Result<Claimed> {
         request.request = self.id(request.request).await?;
-        if let Some(settle) = request.settle.take() {
-            let mut settle = self.unchecked(settle);
-            settle.request = self.id(settle.request).await?;
-            request.settle = Some(settle);
-        }
         let mut claimed = self.inner.claim(request).await?;
         self.count(&claimed.expired);
         let mut known = self.known.lock().unwrap();

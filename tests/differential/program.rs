@@ -43,7 +43,6 @@ pub(crate) struct ClaimSpec {
     pub(crate) max: usize,
     pub(crate) suspect: bool,
     pub(crate) owner: u8,
-    pub(crate) settle: Vec<(ReceiptSpec, End)>,
 }
 
 /// A receipt out of those ever given, as it is or tampered with.
@@ -188,16 +187,14 @@ fn control() -> impl Strategy<Value = ControlSpec> {
 }
 
 fn claim() -> impl Strategy<Value = ClaimSpec> {
-    let settle = prop_oneof![3 => Just(Vec::new()), 1 => vec((receipt(), end()), 1..3)];
-    (0..4usize, 1..8usize, any::<bool>(), 0..2u8, settle).prop_map(
-        |(queues, max, suspect, owner, settle)| ClaimSpec {
+    (0..4usize, 1..8usize, any::<bool>(), 0..2u8).prop_map(|(queues, max, suspect, owner)| {
+        ClaimSpec {
             queues,
             max,
             suspect,
             owner,
-            settle,
-        },
-    )
+        }
+    })
 }
 
 fn beat() -> impl Strategy<Value = BeatSpec> {
@@ -279,11 +276,7 @@ pub(crate) fn with_time_in_order(rest: Vec<Step>) -> Vec<Step> {
     program.extend(rest);
     program.retain(|step| !matches!(step, Step::Back(_)));
     for step in &mut program {
-        let ends = match step {
-            Step::Settle(ends) => ends,
-            Step::Claim(claim) => &mut claim.settle,
-            _ => continue,
-        };
+        let Step::Settle(ends) = step else { continue };
         for (_, end) in ends {
             if matches!(end, End::Marked(_)) {
                 *end = End::Surrender(0);

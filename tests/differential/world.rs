@@ -39,7 +39,7 @@ pub(crate) struct World {
     pub(crate) store: Arc<dyn Store>,
     clock: ManualClock,
     session: SessionId,
-    lanes: [u64; 3],
+    lanes: [u64; 2],
     steps: u64,
     jobs: Vec<JobId>,
     grants: Vec<Grant>,
@@ -68,7 +68,7 @@ impl World {
             store,
             clock,
             session,
-            lanes: [0; 3],
+            lanes: [0; 2],
             steps: 0,
             jobs: Vec::new(),
             grants: Vec::new(),
@@ -88,9 +88,9 @@ impl World {
         }
     }
 
-    /// Does what a store does that had no token left for the claim: only the settlements that ride
-    /// with it. An issuer may wait for its clock; the model never has to.
-    pub(crate) async fn take_refused(&mut self, step: &Step) -> Result<(), String> {
+    /// Does what a store does that had no token left for the claim: nothing. An issuer may wait for
+    /// its clock; the model never has to.
+    pub(crate) fn take_refused(&mut self, step: &Step) -> Result<(), String> {
         self.steps += 1;
         let again = match step {
             Step::Repeat(back) => self.sent.len().checked_sub(back + 1),
@@ -101,10 +101,7 @@ impl World {
             (_, Some(Sent::Claim(request))) => request,
             _ => return Err(format!("only a claim needs tokens: {step:?}")),
         };
-        self.sent.push(Sent::Claim(request.clone()));
-        if let Some(settle) = request.settle {
-            self.send(Sent::Settle(settle)).await?;
-        }
+        self.sent.push(Sent::Claim(request));
         Ok(())
     }
 
@@ -223,7 +220,7 @@ impl World {
         if matches!(answer, Err((ErrorKind::SessionLost, _))) {
             // Either an old repeat, or the session was idle: go on under a new one.
             self.session = self.store.open_session().await.map_err(|e| e.to_string())?;
-            self.lanes = [0; 3];
+            self.lanes = [0; 2];
         }
         Ok(self.text(&answer))
     }
@@ -309,10 +306,6 @@ impl World {
         });
         let mut nonce = [7; 16];
         nonce[..8].copy_from_slice(&self.steps.to_be_bytes());
-        let settle = (!spec.settle.is_empty()).then(|| {
-            let request = self.request(2);
-            self.settle(request, &spec.settle)
-        });
         ClaimRequest {
             request: self.request(lane),
             owner: OWNERS[spec.owner as usize].into(),
@@ -321,7 +314,6 @@ impl World {
             queues: queues.collect(),
             max: spec.max,
             admit_suspect: spec.suspect,
-            settle,
         }
     }
 
@@ -464,8 +456,7 @@ pub(crate) fn moves(step: &Step) -> &'static [Transition] {
     };
     match step {
         Step::Enqueue(_) => &[Enqueue],
-        Step::Claim(spec) if spec.settle.is_empty() => &[Expire, Promote, Claim],
-        Step::Claim(_) => &[Expire, Promote, Claim, Complete, Retry, Surrender, Bury],
+        Step::Claim(_) => &[Expire, Promote, Claim],
         Step::Settle(_) => &[Complete, Retry, Surrender, Bury],
         Step::Renew(_) | Step::Reap(_) => &[Expire],
         Step::Control(ControlSpec::Cancel(_)) => &[Cancel],

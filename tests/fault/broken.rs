@@ -37,27 +37,25 @@ pub(crate) enum Flaw {
 
 /// A call that bears a name.
 trait Named: Clone {
-    fn name(&mut self) -> Vec<&mut RequestId>;
+    fn name(&mut self) -> &mut RequestId;
 }
 
 macro_rules! named {
     ($($request:ty),*) => { $(
         impl Named for $request {
-            fn name(&mut self) -> Vec<&mut RequestId> {
-                vec![&mut self.request]
+            fn name(&mut self) -> &mut RequestId {
+                &mut self.request
             }
         }
     )* };
 }
 
-named!(EnqueueRequest, SettleRequest, CheckpointRequest);
-
-impl Named for ClaimRequest {
-    fn name(&mut self) -> Vec<&mut RequestId> {
-        let riders = self.settle.as_mut().map(|riders| &mut riders.request);
-        std::iter::once(&mut self.request).chain(riders).collect()
-    }
-}
+named!(
+    EnqueueRequest,
+    ClaimRequest,
+    SettleRequest,
+    CheckpointRequest
+);
 
 #[derive(Clone)]
 pub(crate) struct Broken {
@@ -81,13 +79,11 @@ impl Broken {
     }
 
     fn rename(&self, request: &mut impl Named) {
-        for name in request.name() {
-            *name = RequestId {
-                session: self.session,
-                lane: self.lanes.fetch_add(1, Ordering::Relaxed),
-                seq: 1,
-            };
-        }
+        *request.name() = RequestId {
+            session: self.session,
+            lane: self.lanes.fetch_add(1, Ordering::Relaxed),
+            seq: 1,
+        };
     }
 
     /// Sends a call as often and under as many names as the flaw will have it. The last answer

@@ -270,20 +270,10 @@ pub(crate) fn accepted(events: &[Event]) -> HashSet<(JobId, FencingToken)> {
     let mut done = HashSet::new();
     for event in events {
         match &event.what {
-            What::Invoke(
-                Op::Settle(note)
-                | Op::Claim {
-                    settle: Some(note), ..
-                },
-            ) => {
+            What::Invoke(Op::Settle(note)) => {
                 asked.insert(event.call, note);
             }
-            What::Ok(
-                Answer::Settled(verdicts)
-                | Answer::Claimed {
-                    settled: verdicts, ..
-                },
-            ) => {
+            What::Ok(Answer::Settled(verdicts)) => {
                 let Some(note) = asked.get(&event.call) else {
                     continue;
                 };
@@ -305,10 +295,7 @@ fn refused(event: &Event) -> u64 {
         return 0;
     };
     let refused = match answer {
-        Answer::Settled(verdicts)
-        | Answer::Claimed {
-            settled: verdicts, ..
-        } => verdicts.iter().filter(|verdict| !verdict.is_held()).count(),
+        Answer::Settled(verdicts) => verdicts.iter().filter(|verdict| !verdict.is_held()).count(),
         Answer::Checkpointed(answers) => {
             let fenced = answers.iter().filter(|a| **a == Checkpointed::Fenced);
             fenced.count()
@@ -349,7 +336,6 @@ fn takeovers(events: &[Event]) -> Vec<Duration> {
             What::Ok(Answer::Claimed {
                 grants,
                 expired: over,
-                ..
             }) => {
                 expire(over, &alive, &mut expired);
                 let since = sent.get(&event.call).map_or(at, |(_, since)| *since);

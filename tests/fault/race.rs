@@ -69,7 +69,6 @@ fn claim(request: RequestId, owner: Arc<str>) -> ClaimRequest {
         }],
         max: 1,
         admit_suspect: false,
-        settle: None,
     }
 }
 

@@ -175,13 +175,7 @@ impl Store for Broken {
         }
         self.reap_in_two_steps().await?;
         request.request = self.id(request.request).await?;
-        let riders = request.settle.take();
-        let settled = match riders {
-            Some(riders) => self.settle(riders).await?,
-            None => Vec::new(),
-        };
         let mut claimed = self.inner.claim(request).await?;
-        claimed.settled = settled;
         let mut known = self.known();
         for grant in &mut claimed.grants {
             for lease in &grant.leases {

@@ -100,15 +100,10 @@ impl Seen {
 
     fn count(&mut self, answer: &Answer) {
         match answer {
-            Answer::Claimed {
-                grants,
-                expired,
-                settled,
-            } => {
+            Answer::Claimed { grants, expired } => {
                 let leases = grants.iter().map(|grant| grant.leases.len() as u64);
                 self.grants += leases.sum::<u64>();
                 self.expired += expired.len() as u64;
-                self.verdicts(settled);
             }
             Answer::Settled(verdicts) => self.verdicts(verdicts),
             Answer::Renewed(renewals) => {

@@ -88,7 +88,6 @@ impl Pen {
             owner: "w".into(),
             task: "t".into(),
             queues: vec![(QueueName::default(), LIFETIME)],
-            settle: None,
         }
     }
 
@@ -198,7 +197,6 @@ fn claimed(job: JobId, number: u64, expired: Vec<Expiry>) -> Answer {
             }],
         }],
         expired,
-        settled: vec![],
     }
 }
 
@@ -240,7 +238,6 @@ fn a_plain_life_is_good() {
     let answer = Answer::Claimed {
         grants,
         expired: vec![],
-        settled: vec![],
     };
     pen.say(op, What::Ok(answer));
     let mut ledger = Ledger::default();
@@ -458,7 +455,6 @@ fn i9_a_lease_that_a_repeated_claim_left_out() {
     let nothing = Answer::Claimed {
         grants: vec![],
         expired: vec![],
-        settled: vec![],
     };
     pen.say(op, What::Ok(nothing));
     let mut ledger = Ledger::default();
@@ -502,7 +498,6 @@ fn i10_a_repeated_claim_lists_what_is_left() {
     let nothing = Answer::Claimed {
         grants: vec![],
         expired: vec![],
-        settled: vec![],
     };
     pen.say(op.clone(), What::Ok(nothing));
     assert_eq!(pen.rules(), []);
@@ -579,23 +574,6 @@ fn i14_a_command_that_is_not_on_record() {
     assert_eq!(pen.rules(), []);
     pen.last.audit.push(record(&pause, 1));
     assert_eq!(pen.rules(), [Rule::RecordFromNowhere]);
-}
-
-#[test]
-fn settlements_that_rode_with_a_refused_claim_are_unknown() {
-    let mut pen = Pen::new();
-    let job = pen.job(None);
-    let held = pen.claim(job, 5, vec![]);
-    let Op::Settle(note) = pen.settle_op(&held, Ending::Surrender) else {
-        unreachable!()
-    };
-    let mut op = pen.claim_op();
-    if let Op::Claim { settle, .. } = &mut op {
-        *settle = Some(note);
-    }
-    pen.say(op, What::Fail("tokens_ahead".into()));
-    pen.claim(job, 6, vec![]);
-    assert_eq!(pen.rules(), []);
 }
 
 /// The checker has a bad history for each of its rules in this file.

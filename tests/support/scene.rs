@@ -81,7 +81,6 @@ pub async fn abandon(
             }],
             max: most,
             admit_suspect: true,
-            settle: None,
         })
         .await
         .unwrap();

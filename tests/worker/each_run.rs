@@ -159,7 +159,6 @@ async fn expire(store: &Arc<dyn Store>, clock: &ManualClock, jobs: usize, times:
             }],
             max: jobs,
             admit_suspect: true,
-            settle: None,
         };
         let claimed = store.claim(claim).await.unwrap();
         assert_eq!(claimed.grants[0].leases.len(), jobs);
@@ -194,9 +193,9 @@ async fn suspects_are_worked_one_at_a_time() {
     assert_eq!(most.load(Ordering::SeqCst), 1);
 }
 
-/// Handlers that end at once keep the claimer busy, and most settlements go with its claims.
+/// Also of handlers that end at once, whose settlements gather to many in a call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_settlement_is_announced_once_whether_alone_or_with_a_claim() {
+async fn a_settlement_is_announced_once() {
     const JOBS: usize = 10_000;
     let client = client();
     let jobs = (0..JOBS).map(|n| NewJob::of(&Add { n }).unwrap());

@@ -325,7 +325,6 @@ async fn expire_first(store: &Arc<dyn Store>, clock: &ManualClock, times: u64) {
             }],
             max: 1,
             admit_suspect: true,
-            settle: None,
         };
         assert_eq!(store.claim(request).await.unwrap().grants.len(), 1);
         clock.advance(term * 2);

@@ -177,14 +177,8 @@ impl Store for CheckThenAct {
         self.0.enqueue(request).await
     }
 
-    async fn claim(&self, mut request: ClaimRequest) -> Result<Claimed> {
-        let settled = match request.settle.take() {
-            Some(riders) => self.settle(riders).await?,
-            None => Vec::new(),
-        };
-        let mut claimed = self.0.claim(request).await?;
-        claimed.settled = settled;
-        Ok(claimed)
+    async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
+        self.0.claim(request).await
     }
 
     async fn renew(&self, beats: Vec<Beat>) -> Result<Vec<Renewal>> {

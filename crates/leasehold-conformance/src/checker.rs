@@ -224,40 +224,14 @@ fn sendings(events: &[Event]) -> Vec<Sent> {
             failed: false,
             clock: (event.clock, end.and_then(|end| end.clock)),
         };
-        let mut invalid = false;
         match end.map(|end| &end.what) {
             Some(What::Ok(answer)) => sent.answer = Some(answer.clone()),
-            Some(What::Fail(kind)) => {
-                sent.failed = true;
-                invalid = kind == "invalid_input";
-            }
+            Some(What::Fail(_)) => sent.failed = true,
             _ => {}
         }
-        all.extend(rider(&mut sent, invalid));
         all.push(sent);
     }
     all
-}
-
-/// Settlements that ride with a claim are a request of their own, and stand even if the claim is
-/// refused.
-fn rider(sent: &mut Sent, invalid: bool) -> Option<Sent> {
-    let Op::Claim { settle, .. } = &mut sent.op else {
-        return None;
-    };
-    let note = settle.take()?;
-    let answer = match &sent.answer {
-        Some(Answer::Claimed { settled, .. }) => Some(Answer::Settled(settled.clone())),
-        _ => None,
-    };
-    Some(Sent {
-        start: sent.start,
-        op: Op::Settle(note),
-        end: sent.end,
-        answer,
-        failed: invalid,
-        clock: sent.clock,
-    })
 }
 
 fn request_of(op: &Op) -> Option<RequestId> {
@@ -307,12 +281,10 @@ fn is_repeat_of(a: &Answer, b: &Answer) -> bool {
         Answer::Claimed {
             grants: before,
             expired: was,
-            ..
         },
         Answer::Claimed {
             grants: after,
             expired: is,
-            ..
         },
     ) = (a, b)
     else {

@@ -5,7 +5,6 @@ use super::driver::{
     surrender,
 };
 use leasehold::ErrorKind;
-use leasehold::inspect;
 use leasehold::job::JobState;
 use leasehold::lease::{FencingToken, Verdict};
 use leasehold::limits;
@@ -544,163 +543,6 @@ pub async fn limits_are_checked(d: &Driver) {
     assert_eq!(d.snapshot().await, before);
 }
 
-/// Settlements that ride along are applied first, and answered.
-pub async fn settlements_ride_along(d: &Driver) {
-    let mut new = job();
-    new = new.exclusive("k").expect("a key");
-    let held = d.held(new.clone()).await;
-    let parked = d.enqueue(new).await;
-    let mut request = d.claim_request(1);
-    let mut settle = d.settle_request(vec![(&held, complete()), (&held, bury())]);
-    settle.request = d.request_on(7);
-    request.settle = Some(settle);
-    let claimed = d.claim_as(request).await;
-    assert_eq!(claimed.settled, [HELD, Verdict::Fenced]);
-    assert_eq!(Held::all(&claimed)[0].id(), parked);
-}
-
-/// Settlements ride along wherever their leases are: with another queue's claim, of several queues
-/// at once, with a claim that finds no queue; and under whatever session. What is refused is
-/// counted where its lease was.
-pub async fn settlements_of_other_queues_ride_along(d: &Driver) {
-    let of = |name: &str| job().queue(name).expect("a name").retention(secs(60));
-    let from = |name: &str| {
-        let mut request = d.claim_request(3);
-        request.queues[0].queue = queue_named(name);
-        request
-    };
-    d.enqueue_all([vec![of("a"); 3], vec![of("b"); 3]].concat())
-        .await;
-    let a = Held::all(&d.claim_as(from("a")).await);
-    let b = Held::all(&d.claim_as(from("b")).await);
-    let mut nowhere = b[0].clone();
-    nowhere.receipt.queue = queue_named("nowhere");
-    let (fenced, other) = (Verdict::Fenced, d.other().await);
-    // The queue knows both sessions.
-    let mut request = from("b");
-    request.request = other.request();
-    d.claim_as(request).await;
-    for (name, by, riders, verdicts) in [
-        ("b", d, vec![&a[0]], vec![HELD]),
-        ("a", d, vec![&b[0], &a[1]], vec![HELD, HELD]),
-        ("b", d, vec![&nowhere, &b[1]], vec![fenced, HELD]),
-        ("nowhere", d, vec![&a[2], &nowhere], vec![HELD, fenced]),
-        ("b", &other, vec![&b[2]], vec![HELD]),
-        ("a", d, vec![&b[2]], vec![fenced]),
-    ] {
-        let riders = riders.into_iter().map(|held| (held, complete()));
-        let mut settle = d.settle_request(riders.collect());
-        settle.request = by.request_on(7);
-        let mut request = from(name);
-        request.settle = Some(settle);
-        assert_eq!(d.claim_as(request).await.settled, verdicts, "{name}");
-    }
-    for held in a.iter().chain(&b) {
-        assert_eq!(d.state(held.id()).await, Some(JobState::Completed));
-    }
-    for (name, refused) in [("a", 0), ("b", 1)] {
-        let view = inspect::queue(d.store(), &queue_named(name)).await;
-        let view = view.expect("the queues").expect("the queue is there");
-        assert_eq!(view.ledger.fenced, refused, "{name}");
-    }
-}
-
-/// Many settlements ride along, however they end; a repeat tells the same of all of them.
-pub async fn many_settlements_ride_along(d: &Driver) {
-    const MANY: usize = 120;
-    for (at, outcome) in [complete(), surrender(), bury()].into_iter().enumerate() {
-        let name = format!("queue-{at}");
-        let from = |max: usize| {
-            let mut request = d.claim_request(max);
-            request.queues[0].queue = queue_named(&name);
-            request
-        };
-        let new = job().queue(&name).expect("a name");
-        let keyed = new.clone().exclusive("k").expect("a key");
-        d.enqueue_all([vec![new; MANY - 1], vec![keyed; 2]].concat())
-            .await;
-        let held = Held::all(&d.claim_as(from(MANY)).await);
-        assert_eq!(held.len(), MANY);
-        let ends = held.iter().map(|held| (held, outcome.clone()));
-        let mut settle = d.settle_request(ends.collect());
-        settle.request = d.request_on(7);
-        let mut request = from(MANY);
-        request.settle = Some(settle);
-        for _ in 0..2 {
-            let claimed = d.claim_as(request.clone()).await;
-            assert_eq!(claimed.settled, vec![HELD; MANY], "{outcome:?}");
-            // What ends frees its key before the claim looks for jobs.
-            let back = if outcome == surrender() { MANY } else { 1 };
-            assert_eq!(Held::all(&claimed).len(), back, "{outcome:?}");
-        }
-    }
-}
-
-/// Settlements do not ride under a request that a later one of its lane has overtaken, wherever
-/// that went.
-pub async fn overtaken_settlements_do_not_ride(d: &Driver) {
-    let held = d.held(job()).await;
-    d.enqueue(job().queue("other").expect("a name")).await;
-    let mut request = d.claim_request(1);
-    request.queues[0].queue = queue_named("other");
-    let other = Held::all(&d.claim_as(request).await);
-    let under = |held: &Held, id| {
-        let mut settle = d.settle_request(vec![(held, complete())]);
-        settle.request = id;
-        settle
-    };
-    let (old, new) = (d.request_on(7), d.request_on(7));
-    let settled = d.store().settle(under(&other[0], new)).await;
-    assert_eq!(settled.expect("settle"), [HELD]);
-    let mut request = d.claim_request(1);
-    request.settle = Some(under(&held, old));
-    let error = d.store().claim(request).await.expect_err("an old request");
-    assert_eq!(error.kind(), ErrorKind::SessionLost, "{error}");
-    d.settled(&held, complete()).await;
-}
-
-/// On the lane of their claim they could not be repeated: it would have overtaken them.
-pub async fn settlements_need_a_lane_of_their_own(d: &Driver) {
-    let held = d.held(job()).await;
-    d.enqueue(job()).await;
-    let riders = d.settle_request(vec![(&held, complete())]);
-    let mut request = d.claim_request(1);
-    request.settle = Some(riders.clone());
-    d.unchanged(async || {
-        let error = d.store().claim(request).await.expect_err("one lane");
-        assert_eq!(
-            (error.kind(), error.field()),
-            (ErrorKind::InvalidInput, Some("settle"))
-        );
-    })
-    .await;
-    let mut request = d.claim_request(1);
-    request.settle = Some(riders);
-    // The same number in another session is another lane.
-    request.request = d.other().await.request();
-    assert_eq!(d.claim_as(request).await.settled, [HELD]);
-}
-
-/// A claim that is refused does not take back the settlements that rode with it.
-pub async fn a_refused_claim_keeps_its_settlements(d: &Driver) {
-    let held = d.held(job().retention(secs(60))).await;
-    let old = d.claim_request(1);
-    d.claim_as(d.claim_request(1)).await;
-    let mut refused = old;
-    let mut settle = d.settle_request(vec![(&held, complete())]);
-    settle.request = d.request_on(7);
-    refused.settle = Some(settle.clone());
-    let error = d
-        .store()
-        .claim(refused)
-        .await
-        .expect_err("an old sequence number");
-    assert_eq!(error.kind(), ErrorKind::SessionLost);
-    assert_eq!(d.state(held.id()).await, Some(JobState::Completed));
-    assert_eq!(d.store().settle(settle).await.expect("settle"), [HELD]);
-    assert_eq!(d.ledger().await.completed, 1);
-}
-
 /// Two claimers never get the same job.
 pub async fn no_job_goes_to_two_claimers(d: &Driver) {
     d.enqueue_many(100).await;
@@ -867,17 +709,14 @@ pub async fn overdue_is_work_while_the_clock_is_behind(d: &Driver) {
     }
 }
 
-/// So is what a settlement brings back that rides along.
+/// So is what was surrendered just before.
 pub async fn a_surrender_is_work_while_the_clock_is_behind(d: &Driver) {
     d.settled(&d.held(job()).await, complete()).await;
     d.advance(secs(400)).await;
     let held = d.held(job()).await;
     d.set_back(secs(300)).await;
-    let mut request = d.claim_request(1);
-    let mut settle = d.settle_request(vec![(&held, surrender())]);
-    settle.request = d.request_on(7);
-    request.settle = Some(settle);
-    match d.store().claim(request).await {
+    d.settled(&held, surrender()).await;
+    match d.store().claim(d.claim_request(1)).await {
         Ok(claimed) => {
             let got: Vec<_> = Held::all(&claimed).iter().map(Held::id).collect();
             assert_eq!(got, [held.id()]);
@@ -921,22 +760,17 @@ pub async fn visits_no_queue_in_vain(d: &Driver) {
     assert_eq!((Held::all(&claimed).len(), claimed.expired.len()), (2, 1));
 }
 
-/// A settlement that rides along ends one lease of an overdue grant; the others expire in the same
-/// claim.
-pub async fn siblings_of_a_late_rider_expire(d: &Driver) {
+/// A late settlement ends one lease of an overdue grant; the others expire in the next claim.
+pub async fn siblings_of_a_late_settlement_expire(d: &Driver) {
     let ids = d.enqueue_many(3).await;
     let held = d.claim(3).await;
     d.advance(TERM).await;
-    let mut request = d.claim_request(9);
-    let mut settle = d.settle_request(vec![(&held[1], complete())]);
-    settle.request = d.request_on(7);
-    request.settle = Some(settle);
-    let claimed = d.claim_as(request).await;
     let late = Verdict::Held {
         late: true,
         cancel: false,
     };
-    assert_eq!(claimed.settled, [late]);
+    assert_eq!(d.settle(&held[1], complete()).await, late);
+    let claimed = d.claim_as(d.claim_request(9)).await;
     let expired: Vec<_> = claimed.expired.iter().map(|end| end.job).collect();
     assert_eq!(expired, [ids[0], ids[2]]);
     let got: Vec<_> = Held::all(&claimed).iter().map(Held::id).collect();

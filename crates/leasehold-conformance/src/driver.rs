@@ -225,7 +225,6 @@ impl Driver {
             }],
             max,
             admit_suspect: false,
-            settle: None,
         }
     }
 

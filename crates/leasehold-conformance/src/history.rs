@@ -74,7 +74,6 @@ pub enum Op {
         owner: Arc<str>,
         task: Arc<str>,
         queues: Vec<(QueueName, Duration)>,
-        settle: Option<SettleNote>,
     },
     Renew {
         beats: Vec<BeatNote>,
@@ -122,7 +121,6 @@ pub enum Answer {
     Claimed {
         grants: Vec<GrantNote>,
         expired: Vec<Expiry>,
-        settled: Vec<Verdict>,
     },
     Renewed(Vec<Renewal>),
     Settled(Vec<Verdict>),
@@ -426,7 +424,6 @@ pub(super) fn claim_op(request: &ClaimRequest) -> Op {
         queues: queues
             .map(|wanted| (wanted.queue.clone(), wanted.max_lifetime))
             .collect(),
-        settle: request.settle.as_ref().map(settle_note),
     }
 }
 
@@ -450,7 +447,6 @@ pub(super) fn claim_answer(claimed: &Claimed) -> Answer {
     Answer::Claimed {
         grants: grants.collect(),
         expired: claimed.expired.clone(),
-        settled: claimed.settled.clone(),
     }
 }
 

@@ -62,12 +62,6 @@ macro_rules! __conformance_cases {
                 suspects_are_first_within_their_priority
                 a_suspect_stays_one
                 limits_are_checked
-                settlements_ride_along
-                settlements_of_other_queues_ride_along
-                many_settlements_ride_along
-                overtaken_settlements_do_not_ride
-                settlements_need_a_lane_of_their_own
-                a_refused_claim_keeps_its_settlements
                 no_job_goes_to_two_claimers
                 a_surrenders_mark_raises_the_floor
                 a_mark_stops_no_other_queue
@@ -78,7 +72,7 @@ macro_rules! __conformance_cases {
                 overdue_is_work_while_the_clock_is_behind
                 a_surrender_is_work_while_the_clock_is_behind
                 visits_no_queue_in_vain
-                siblings_of_a_late_rider_expire
+                siblings_of_a_late_settlement_expire
                 as_many_tokens_as_fit
                 tokens_grow_across_queues
                 bytes_are_counted_to_the_last
@@ -164,6 +158,7 @@ macro_rules! __conformance_cases {
                 a_long_reason_is_cut
                 limits_are_checked
                 many_in_one_call
+                leases_of_several_queues
                 two_grants_of_one_claim
                 each_in_its_own_way
                 late_is_told_of_each_grant
@@ -298,9 +293,8 @@ macro_rules! __conformance_cases {
                 claim_lists_nothing_overdue
                 claim_reports_its_expiries_again
                 claim_of_nothing_stays_nothing
-                claim_answers_its_settlements_again
                 settle_settles_once
-                completions_settle_once
+                many_settle_once
                 settle_under_a_new_id_is_fenced
                 checkpoint_saves_once
                 reap_expires_once

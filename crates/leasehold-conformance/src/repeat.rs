@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::driver::{Driver, HELD, Held, TERM, complete, job, queue, queue_named, retry, secs};
+use super::driver::{
+    Driver, HELD, Held, TERM, bury, complete, job, queue, queue_named, retry, secs, surrender,
+};
 use leasehold::job::JobState;
 use leasehold::lease::Verdict;
 use leasehold::store::{
@@ -144,22 +146,6 @@ pub async fn claim_of_nothing_stays_nothing(d: &Driver) {
     assert!(d.claim_as(request).await.grants.is_empty());
 }
 
-/// A repeated claim answers its settlements again, and settles once.
-pub async fn claim_answers_its_settlements_again(d: &Driver) {
-    let held = d.held(job()).await;
-    d.enqueue(job()).await;
-    let mut request = d.claim_request(1);
-    let mut settle = d.settle_request(vec![(&held, complete())]);
-    settle.request = d.request_on(3);
-    request.settle = Some(settle.clone());
-    let first = d.claim_as(request.clone()).await;
-    assert_eq!(d.claim_as(request).await.settled, [HELD]);
-    assert_eq!(first.settled, [HELD]);
-    assert_eq!(d.store().settle(settle).await.expect("settle"), [HELD]);
-    let ledger = d.ledger().await;
-    assert_eq!((ledger.completed, ledger.granted, ledger.fenced), (1, 2, 0));
-}
-
 /// A repeated settlement gets the first verdict, and counts once.
 pub async fn settle_settles_once(d: &Driver) {
     d.enqueue_many(2).await;
@@ -177,29 +163,25 @@ pub async fn settle_settles_once(d: &Driver) {
     assert_eq!((again.job.failures, d.ledger().await.fenced), (1, 0));
 }
 
-/// So are completions, however many, by themselves and riding along.
-pub async fn completions_settle_once(d: &Driver) {
-    d.enqueue_many(6).await;
-    let held = d.claim(6).await;
-    let all = |held: &[Held]| {
-        let ends = held.iter().map(|held| (held, complete()));
-        d.settle_request(ends.collect())
-    };
-    let settle = all(&held[..3]);
-    for _ in 0..2 {
-        let verdicts = d.store().settle(settle.clone()).await;
-        assert_eq!(verdicts.expect("settle"), [HELD; 3]);
+/// So are many, however they end.
+pub async fn many_settle_once(d: &Driver) {
+    const MANY: usize = 120;
+    for outcome in [complete(), surrender(), bury()] {
+        d.enqueue_many(MANY).await;
+        let held = d.claim(MANY).await;
+        let ends = held.iter().map(|held| (held, outcome.clone()));
+        let settle = d.settle_request(ends.collect());
+        for _ in 0..2 {
+            let verdicts = d.store().settle(settle.clone()).await;
+            assert_eq!(verdicts.expect("settle"), [HELD; MANY], "{outcome:?}");
+        }
+        let back = if outcome == surrender() { MANY } else { 0 };
+        assert_eq!(d.claim(MANY).await.len(), back, "{outcome:?}");
     }
-    let mut claim = d.claim_request(1);
-    let mut riders = all(&held[3..]);
-    riders.request = d.request_on(3);
-    claim.settle = Some(riders.clone());
-    for _ in 0..2 {
-        assert_eq!(d.claim_as(claim.clone()).await.settled, [HELD; 3]);
-    }
-    assert_eq!(d.store().settle(riders).await.expect("settle"), [HELD; 3]);
     let ledger = d.ledger().await;
-    assert_eq!((ledger.completed, ledger.fenced), (6, 0));
+    let many = MANY as u64;
+    assert_eq!((ledger.completed, ledger.surrendered), (many, many));
+    assert_eq!((ledger.buried, ledger.fenced), (many, 0));
 }
 
 /// Under a new id a second settlement is fenced: it may be one's own success.

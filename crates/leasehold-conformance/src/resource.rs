@@ -35,7 +35,7 @@ pub trait Subject: Send + Sync {
 
 /// Somebody with a token.
 ///
-/// Where the fence rides in the caller's transaction, each of these is a transaction of its own
+/// Where the fence is part of the caller's transaction, each of these is a transaction of its own
 /// that opens first.
 #[async_trait]
 pub trait Holder: Send {

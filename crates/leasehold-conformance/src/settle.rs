@@ -3,9 +3,11 @@
 use bytes::Bytes;
 
 use super::driver::{
-    Driver, HELD, Held, TERM, bury, complete, job, queue, retry, secs, snooze, surrender,
+    Driver, HELD, Held, TERM, bury, complete, job, queue, queue_named, retry, secs, snooze,
+    surrender,
 };
 use leasehold::ErrorKind;
+use leasehold::inspect;
 use leasehold::job::{JobOptions, JobState, Kind, NewJob};
 use leasehold::lease::{FencingToken, LeaseEnd, Verdict};
 use leasehold::limits;
@@ -377,6 +379,43 @@ pub async fn many_in_one_call(d: &Driver) {
         .await;
     assert_eq!(verdicts.expect("settle"), vec![HELD; 1_000]);
     assert_eq!(d.ledger().await.completed, 1_000);
+}
+
+/// One call may end leases of several queues, under whatever session; a receipt of a queue that is
+/// not there spoils none of them. What is refused is counted where its lease was.
+pub async fn leases_of_several_queues(d: &Driver) {
+    let of = |name: &str| job().queue(name).expect("a name").retention(secs(60));
+    let from = |name: &str| {
+        let mut request = d.claim_request(3);
+        request.queues[0].queue = queue_named(name);
+        request
+    };
+    d.enqueue_all([vec![of("a"); 3], vec![of("b"); 3]].concat())
+        .await;
+    let a = Held::all(&d.claim_as(from("a")).await);
+    let b = Held::all(&d.claim_as(from("b")).await);
+    let mut nowhere = b[0].clone();
+    nowhere.receipt.queue = queue_named("nowhere");
+    let (fenced, other) = (Verdict::Fenced, d.other().await);
+    for (by, ended, verdicts) in [
+        (d, vec![&b[0], &a[0], &b[1]], vec![HELD, HELD, HELD]),
+        (d, vec![&nowhere, &a[1]], vec![fenced, HELD]),
+        (&other, vec![&b[2], &a[2]], vec![HELD, HELD]),
+        (d, vec![&b[2]], vec![fenced]),
+    ] {
+        let ends = ended.into_iter().map(|held| (held, complete()));
+        let settle = by.settle_request(ends.collect());
+        let settled = d.store().settle(settle).await;
+        assert_eq!(settled.expect("settle"), verdicts);
+    }
+    for held in a.iter().chain(&b) {
+        assert_eq!(d.state(held.id()).await, Some(JobState::Completed));
+    }
+    for (name, refused) in [("a", 0), ("b", 1)] {
+        let view = inspect::queue(d.store(), &queue_named(name)).await;
+        let view = view.expect("the queues").expect("the queue is there");
+        assert_eq!(view.ledger.fenced, refused, "{name}");
+    }
 }
 
 /// Leases of two grants of one claim are not mistaken for neighbours, though their places are.

@@ -158,18 +158,13 @@ impl Store for MemoryStore {
         )
     }
 
-    async fn claim(&self, mut request: ClaimRequest) -> Result<Claimed> {
+    async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
         request.validate().map_err(at(Verb::Claim))?;
-        // Settlements that travel with a claim come first, as the call of their own that they are.
-        let settled = match request.settle.take() {
-            Some(settle) => self.settle(settle).await?,
-            None => Vec::new(),
-        };
         let (mut state, now) = self.lock();
         let first = state
             .recall(request.request, |last| &mut last.claim, now)
             .map_err(at(Verb::Claim))?;
-        let mut claimed = if let Some(first) = first {
+        let claimed = if let Some(first) = first {
             state.claim_again(first, &request, now)
         } else {
             let claimed = state.claim(&request, now);
@@ -178,7 +173,6 @@ impl Store for MemoryStore {
             claimed
         };
         self.wake(state);
-        claimed.settled = settled;
         Ok(claimed)
     }
 

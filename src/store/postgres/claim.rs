@@ -7,72 +7,40 @@ use std::time::Duration;
 use tokio_postgres::GenericClient;
 
 use super::fault::{Done, Fault};
-use super::settle::wanted as wanted_grants;
 use super::tally::Count;
 use super::tx::{Tx, args, moment, time, uuid};
 use crate::error::Verb;
-use crate::lease::{Grant, Lease, Verdict};
+use crate::lease::{Grant, Lease};
 use crate::limits;
 use crate::rules::issue::tokens_ahead;
 use crate::rules::order::{GrantSpan, earliest};
-use crate::store::sql::answer::{read_claim, read_verdict, written_claim, written_verdict};
+use crate::store::sql::answer::{read_claim, written_claim};
 use crate::store::sql::grant::{Selection, nanos};
-use crate::store::{ClaimQueue, ClaimRequest, Claimed, Settlement, codec};
+use crate::store::{ClaimQueue, ClaimRequest, Claimed, codec};
 
 impl<C: GenericClient + Sync> Tx<'_, C> {
     pub(super) async fn claim(&mut self, request: &ClaimRequest) -> Done<Claimed> {
         let names: Vec<&str> = request.queues.iter().map(|q| q.queue.as_str()).collect();
-        let riders: &[Settlement] = request.settle.as_ref().map_or(&[], |s| &s.settlements);
-        let wanted = wanted_grants(riders);
-        let rider_names: Vec<&str> = wanted.iter().map(|(queue, _)| queue.as_str()).collect();
-        let ((), first, rider_first, queues, rider_queues, grants, now) = tokio::try_join!(biased;
+        let ((), first, queues, now) = tokio::try_join!(biased;
             self.begin(),
             self.recall(request.request),
-            async {
-                match &request.settle {
-                    Some(settle) => self.recall(settle.request).await,
-                    None => Ok(Vec::new()),
-                }
-            },
             // As they are once they are locked: the issuers' last tokens are those of the claim before.
             // A queue that is made after this is not among them, and is left alone.
             async {
                 let args = args![self.base.namespace => TEXT, names => TEXT_ARRAY];
                 self.rows("queues_lock", args).await
             },
-            self.named(&rider_names),
-            self.lock_grants(&wanted),
             self.clock()
         )?;
         self.now = now;
         self.keep(&queues)?;
-        let locked = self.queues.len();
-        self.keep(&rider_queues)?;
-        let mut settled = Vec::new();
-        if let Some(settle) = &request.settle {
-            let first = self.recalled(settle.request, Verb::Settle, &rider_first)?;
-            settled = if let Some(first) = first {
-                let first = first.into_iter().map(read_verdict);
-                first.collect::<Result<Vec<Verdict>, _>>()?
-            } else {
-                self.hold(&grants).await?;
-                let verdicts = self.settle_all(riders).await?;
-                let answer = verdicts.iter().map(|verdict| written_verdict(*verdict));
-                self.remember(settle.request, Verb::Settle, answer.collect());
-                self.flush().await?;
-                verdicts
-            };
+        match self.recalled(request.request, Verb::Claim, &first)? {
+            Some(first) => self.claim_again(&first, request).await,
+            None => self.claim_first(request).await,
         }
-        let mut claimed = match self.recalled(request.request, Verb::Claim, &first)? {
-            Some(first) => self.claim_again(&first, request).await?,
-            None => self.claim_first(request, locked).await?,
-        };
-        claimed.settled = settled;
-        Ok(claimed)
     }
 
-    /// Serves the first `locked` queues that are kept. Jobs of others are not this claim's to take.
-    async fn claim_first(&mut self, request: &ClaimRequest, locked: usize) -> Done<Claimed> {
+    async fn claim_first(&mut self, request: &ClaimRequest) -> Done<Claimed> {
         let mut claimed = Claimed::default();
         let mut left = request.max;
         let mut suspect = request.admit_suspect;
@@ -82,7 +50,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             if left == 0 {
                 break;
             }
-            let Some(queue) = self.known(&wanted.queue).filter(|at| *at < locked) else {
+            let Some(queue) = self.known(&wanted.queue) else {
                 continue;
             };
             // Tokens of one process grow across its queues too: a token in a log names one lease.

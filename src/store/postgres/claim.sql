@@ -5,8 +5,7 @@
 
 -- name: claim_plain
 SELECT nth, token, records, due, deadline
-FROM leasehold.claim_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,
-                           $21, $22, $23, $24);
+FROM leasehold.claim_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15);
 
 -- name: queues_lock
 SELECT id, name, paused, relaxed, last, floor FROM leasehold.queues WHERE namespace = $1 AND name = ANY ($2) ORDER BY id FOR UPDATE;

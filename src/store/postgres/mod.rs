@@ -588,12 +588,6 @@ impl Store for PostgresStore {
         request.validate().map_err(|e| at(Verb::Claim, e))?;
         plain!(Verb::Claim, self.claim_plain(&request));
         let claimed = step!(self, Verb::Claim, tx => tx.claim(&request));
-        // A refused claim is rolled back with the settlements that rode along: they stand by themselves.
-        if let (Err(refused), Some(settle)) = (&claimed, &request.settle)
-            && refused.kind().is_certain()
-        {
-            self.settle(settle.clone()).await?;
-        }
         if let Ok(claimed) = &claimed {
             self.seal(&request, claimed);
         }

@@ -143,16 +143,8 @@ impl PostgresStore {
 
     /// None: the call is not plain.
     pub(super) async fn claim_plain(&self, request: &ClaimRequest) -> Done<Option<Claimed>> {
-        let settlements: &[Settlement] = request.settle.as_ref().map_or(&[], |s| &s.settlements);
-        let riders_id = request.settle.as_ref().map(|settle| settle.request);
-        let Some(ends) = Ends::of(settlements) else {
-            return Ok(None);
-        };
         let names: Vec<&str> = request.queues.iter().map(|q| q.queue.as_str()).collect();
-        if riders_id.is_some_and(|id| id.session != request.request.session)
-            || has_twins(&names)
-            || !self.shared.base.claims.may_try()
-        {
+        if has_twins(&names) || !self.shared.base.claims.may_try() {
             return Ok(None);
         }
         let column =
@@ -161,9 +153,6 @@ impl PostgresStore {
         let lifetimes = column(|queue| nanos(queue.max_lifetime));
         let spans = column(|queue| micros(span(queue)) as i64);
         let seen = self.shared.base.seen.load(Ordering::Relaxed) as i64;
-        let riders_lane = riders_id.map(|id| i64::from(id.lane));
-        let riders_seq = riders_id.map(|id| id.seq as i64);
-        let given = ends.answer();
         let open = self.connection().await?;
         let rows = {
             let tx = Tx::new(open.client()?, &self.shared.base, false);
@@ -175,10 +164,7 @@ impl PostgresStore {
                 names => TEXT_ARRAY, terms => INT8_ARRAY, lifetimes => INT8_ARRAY,
                 spans => INT8_ARRAY, request.max as i32 => INT4, seen => INT8,
                 &request.nonce.as_bytes()[..] => BYTEA, &*request.owner => TEXT,
-                &*request.task => TEXT, riders_lane => INT8, riders_seq => INT8,
-                given => BYTEA, ends.names => TEXT_ARRAY, ends.ids => INT8_ARRAY,
-                ends.nonces => BYTEA_ARRAY, ends.upto => INT4_ARRAY,
-                ends.tokens => INT8_ARRAY, ends.jobs => UUID_ARRAY],
+                &*request.task => TEXT],
             )
             .await
         };
@@ -187,8 +173,7 @@ impl PostgresStore {
         let Some((first, rows)) = rows.split_first() else {
             return Ok(None);
         };
-        let mut claimed = self.granted(request, moment(first.try_get(1)?), rows)?;
-        claimed.settled = vec![HELD; settlements.len()];
+        let claimed = self.granted(request, moment(first.try_get(1)?), rows)?;
         self.fold(&names).await;
         self.seal(request, &claimed);
         Ok(Some(claimed))

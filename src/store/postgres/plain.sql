@@ -23,12 +23,12 @@ RETURNS bigint[] LANGUAGE sql IMMUTABLE AS
 $$ SELECT ARRAY[0, ready, 0, leased, 0, 0, 0, enqueued, granted, completed, 0, 0, 0, 0, 0, 0, 0, 0, leased,
                 0, 0, 0, 0]::bigint[] $$;
 
--- Whether requests are new, and their session in no need of care. Begins a plain call: it reads what is
+-- Whether a request is new, and its session in no need of care. Begins a plain call: it reads what is
 -- committed when it reads, and waits for each lock as long as any call. The limits of a statement's time
 -- and of idleness cannot be set from inside it, and are not missed: a plain call is one statement, of
 -- bounded work, that never waits for its client.
 CREATE FUNCTION leasehold.plain_begin(
-    of_namespace text, patience text, by_hand bigint, of_session uuid, of_lanes bigint[], seqs bigint[]
+    of_namespace text, patience text, by_hand bigint, of_session uuid, of_lane bigint, of_seq bigint
 ) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -37,9 +37,8 @@ BEGIN
     PERFORM set_config('lock_timeout', patience, true);
     RETURN EXISTS (SELECT FROM leasehold.sessions s WHERE s.id = of_session AND s.namespace = of_namespace
                      AND s.used > leasehold.clock(by_hand) - 60000000)
-       AND NOT EXISTS (SELECT FROM unnest(of_lanes, seqs) AS k (lane, seq)
-                       JOIN leasehold.lanes l ON l.session = of_session AND l.lane = k.lane
-                       WHERE l.seq >= k.seq);
+       AND NOT EXISTS (SELECT FROM leasehold.lanes l
+                       WHERE l.session = of_session AND l.lane = of_lane AND l.seq >= of_seq);
 END $$;
 
 -- enqueue, without keys and delays. of_queue says for each job which of the names it has.
@@ -55,7 +54,7 @@ DECLARE
     stamp  bytea;
     queues integer[];
 BEGIN
-    IF NOT leasehold.plain_begin(of_namespace, patience, by_hand, of_session, ARRAY[of_lane], ARRAY[of_seq]) THEN
+    IF NOT leasehold.plain_begin(of_namespace, patience, by_hand, of_session, of_lane, of_seq) THEN
         RETURN false;
     END IF;
     queues := ARRAY (
@@ -184,7 +183,7 @@ SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
 DECLARE
     at bigint;
 BEGIN
-    IF NOT leasehold.plain_begin(of_namespace, patience, by_hand, of_session, ARRAY[of_lane], ARRAY[of_seq]) THEN
+    IF NOT leasehold.plain_begin(of_namespace, patience, by_hand, of_session, of_lane, of_seq) THEN
         RETURN false;
     END IF;
     at := leasehold.clock(by_hand);
@@ -195,15 +194,12 @@ BEGIN
     RETURN true;
 END $$;
 
--- claim, with the settlements that ride along. One row for each queue that was served, by its place in
--- names: the first token, the records end to end, and when the queue is worth a claim again. The first
--- row has place 0, and the time.
+-- claim. One row for each queue that was served, by its place in names: the first token, the records end
+-- to end, and when the queue is worth a claim again. The first row has place 0, and the time.
 CREATE FUNCTION leasehold.claim_plain(
     of_namespace text, patience text, by_hand bigint, of_session uuid, of_lane bigint, of_seq bigint,
     names text[], terms bigint[], lifetimes bigint[], spans bigint[], most integer, seen bigint,
-    shown bytea, of_owner text, of_task text,
-    riders_lane bigint, riders_seq bigint, riders bytea, rider_names text[], rider_ids bigint[], rider_nonces bytea[],
-    rider_upto integer[], rider_tokens bigint[], rider_jobs uuid[]
+    shown bytea, of_owner text, of_task text
 ) RETURNS TABLE (nth integer, token bigint, records bytea, due bigint, deadline bigint) LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off
 SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
@@ -234,13 +230,12 @@ DECLARE
     line_    smallint;
     wanted   integer;
 BEGIN
-    IF NOT leasehold.plain_begin(of_namespace, patience, by_hand, of_session,
-                                 ARRAY[of_lane, riders_lane], ARRAY[of_seq, riders_seq]) THEN
+    IF NOT leasehold.plain_begin(of_namespace, patience, by_hand, of_session, of_lane, of_seq) THEN
         RETURN;
     END IF;
     -- A claim that finds nothing takes nothing: it waits for no lock, and not for the disk, since a
     -- repeat that finds no answer does no harm.
-    IF riders_lane IS NULL AND NOT EXISTS (
+    IF NOT EXISTS (
         SELECT FROM leasehold.queues q WHERE q.namespace = of_namespace AND q.name = ANY (names)
            AND leasehold.has_ready(q.id))
     THEN
@@ -345,13 +340,6 @@ BEGIN
         seen := greatest(seen, base + counts[i] - 1);
     END LOOP;
 
-    IF riders_lane IS NOT NULL THEN
-        IF NOT leasehold.end_plain(of_namespace, at, rider_names, rider_ids, rider_nonces, rider_upto,
-                                   rider_tokens, rider_jobs) THEN
-            RETURN;
-        END IF;
-        PERFORM leasehold.remember(of_session, riders_lane, riders_seq, 3::smallint, at, riders);
-    END IF;
     nth := 0;
     token := at;
     RETURN NEXT;

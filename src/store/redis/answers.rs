@@ -78,7 +78,6 @@ pub(super) fn read_claim(answer: Vec<u8>) -> Result<Claimed> {
         queues: Vec::new(),
         max: 10,
         admit_suspect: false,
-        settle: None,
     };
     let mut left = Left {
         leases: 10,

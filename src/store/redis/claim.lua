@@ -1,24 +1,16 @@
 -- claim: expire what is overdue, promote what is due, grant.
 -- in   1 request, whose step is not the first once what was due has been done · 2 wishes
---      3 owner · 4 task · 5 the riders' request, or nothing · 6 the riders
--- out  [u8 status][u32 n][n verdicts] of the riders, the claim's own status, CROWDED if it has to be
---      prepared by steps of reap; then: leases, bytes and
+--      3 owner · 4 task
+-- out  [u8 status], CROWDED if the claim has to be prepared by steps of reap; then: leases, bytes and
 --      suspects given at first, the next due and the next deadline, grants, reports of expiries
 -- why  one deadline for all leases of a claim
 local max, admit, most, term, lifetime, term_raw, seen, nonce = read('<I2I1I4I8I8c12I8c16', ARGV[2])
 open_meta()
 
-local riders = '\0\0\0\0\0'
-if ARGV[5] ~= '' then
-  local status, verdicts = settle_under(ARGV[5], ARGV[6])
-  riders = char(status) .. text(verdicts or '')
-  if status == LOST then return reply(LOST) end
-  if status ~= DONE then return reply(DONE, riders .. char(status)) end
-end
 local function answer(status, body)
   save_meta()
   ring()
-  return reply(DONE, riders .. char(status) .. (body or ''))
+  return reply(DONE, char(status) .. (body or ''))
 end
 local function next_in(set)
   local first = call('ZRANGE', set, 0, 0, 'WITHSCORES')
@@ -29,10 +21,7 @@ local function hints() return told(M[N_SCHEDULED] > 0 and next_in(DUE) or nil) .
 
 local status, first = recall(ARGV[1])
 -- No answer to a session that is over may look like a sign of its life.
-if status == LOST then
-  save_meta()
-  return reply(LOST)
-end
+if status == LOST then return reply(LOST) end
 if status ~= DONE then return answer(status) end
 local function repeated()
   -- What is left of the grants, with the time originally granted.

@@ -8,16 +8,15 @@ use std::time::Duration;
 use super::queue::Partition;
 use super::reap::reports;
 use super::session::Plan;
-use super::settle::Share;
 use super::step::Steps;
 use super::wire::{In, Out, exact, garbled};
 use super::{AHEAD, CROWDED, RedisStore, refusal};
 use crate::error::{Error, ErrorKind, Result, Verb};
-use crate::lease::{FencingToken, Grant, Lease, Nonce, Verdict};
+use crate::lease::{FencingToken, Grant, Lease, Nonce};
 use crate::limits;
 use crate::rules::issue::tokens_ahead;
 use crate::store::codec::Kinds;
-use crate::store::{ClaimQueue, ClaimRequest, Claimed, Expiry, SettleRequest};
+use crate::store::{ClaimQueue, ClaimRequest, Claimed, Expiry};
 
 /// What is left of a claim's wishes.
 pub(super) struct Left {
@@ -36,39 +35,11 @@ impl Left {
     }
 }
 
-/// Settlements that go with the call to one partition.
-struct Riders {
-    name: Vec<u8>,
-    data: Out,
-    share: Share,
-}
-
 impl RedisStore {
-    pub(super) async fn claim_from(&self, mut request: ClaimRequest) -> Result<Claimed> {
+    pub(super) async fn claim_from(&self, request: ClaimRequest) -> Result<Claimed> {
         request.validate()?;
-        let riders = request.settle.take();
-        let begun = self.shared.sessions.begin(request.request, Verb::Claim);
-        let is_repeat = match begun {
-            Ok(is_repeat) => is_repeat,
-            Err(error) => {
-                // A refused claim does not refuse its settlements.
-                if let Some(riders) = &riders {
-                    self.settle_all(riders).await?;
-                }
-                return Err(error);
-            }
-        };
+        let is_repeat = self.shared.sessions.begin(request.request, Verb::Claim)?;
         let plan = self.claim_plan(&request).await?;
-        let first = plan.first().map(|(partition, _)| partition);
-        let mut riding = None;
-        let mut settled = Vec::new();
-        if let Some(riders) = &riders {
-            settled = vec![Verdict::Fenced; riders.settlements.len()];
-            riding = self.ride(riders, &request, first).await?;
-            if riding.is_none() {
-                settled = self.settle_all(riders).await?;
-            }
-        }
         let mut claimed = Claimed::default();
         let mut left = Left::of(&request);
         let (mut refused, mut in_steps) = (false, false);
@@ -79,22 +50,14 @@ impl RedisStore {
             }
             visited.insert(partition.keys().tag());
             let visit = async {
-                let riders = riding.take();
                 let wanted = &request.queues[*wanted];
                 let mut steps = Steps::new(self, partition.keys(), request.request, Verb::Claim);
                 let mut body = if steps.are_known() {
                     steps.take(&self.scripts().claim, &[]).await?
                 } else {
-                    self.claim_one(partition, wanted, &request, &left, riders.as_ref())
-                        .await?
+                    self.claim_one(partition, wanted, &request, &left).await?
                 };
                 let all = body.clone();
-                let status = body.u8()?;
-                let verdicts = body.bytes()?;
-                refusal(status)?;
-                if let Some(riders) = &riders {
-                    riders.share.verdicts(&verdicts, &mut settled)?;
-                }
                 let mut status = body.u8()?;
                 if status == CROWDED {
                     in_steps = true;
@@ -143,7 +106,6 @@ impl RedisStore {
         if is_repeat {
             self.other_hints(&request, &visited, &mut claimed).await?;
         }
-        claimed.settled = settled;
         Ok(claimed)
     }
 
@@ -160,8 +122,7 @@ impl RedisStore {
         let expired = self.reap_steps(steps, partition, most).await?;
         let wishes = self.wishes(wanted, request, left);
         let args = claim_args(&wishes, request);
-        let mut body = steps.send(&self.scripts().claim, &args).await?;
-        body.raw(5)?;
+        let body = steps.send(&self.scripts().claim, &args).await?;
         Ok((body, expired))
     }
 
@@ -187,40 +148,6 @@ impl RedisStore {
         Ok(plan)
     }
 
-    /// Whether the settlements can go with the call to the first partition.
-    async fn ride(
-        &self,
-        riders: &SettleRequest,
-        request: &ClaimRequest,
-        first: Option<&Partition>,
-    ) -> Result<Option<Riders>> {
-        let Some(first) = first.filter(|_| riders.request.session == request.request.session)
-        else {
-            return Ok(None);
-        };
-        let tag = first.keys().tag();
-        let mut shares = self.shares(&riders.settlements).await?;
-        let all_here = shares.len() == 1
-            && shares[0].partition.keys().tag() == tag
-            && shares[0].places.len() == riders.settlements.len();
-        // More than one step's work goes ahead of the claim.
-        if !all_here || shares[0].chunks().len() != 1 {
-            return Ok(None);
-        }
-        let sessions = &self.shared.sessions;
-        sessions.begin(riders.request, Verb::Settle)?;
-        // Its memory must be there before the request; the claim's own greeting may not be due.
-        if sessions.greeting(riders.request, tag)?.is_some() {
-            return Ok(None);
-        }
-        let name = sessions.sending(riders.request, Verb::Settle, 0, tag)?;
-        Ok(shares.pop().map(|share| Riders {
-            name,
-            data: share.data(),
-            share,
-        }))
-    }
-
     fn wishes(&self, wanted: &ClaimQueue, request: &ClaimRequest, left: &Left) -> Out {
         let mut wishes = Out::default();
         wishes.u16(left.leases).u8(left.suspect.into());
@@ -237,13 +164,9 @@ impl RedisStore {
         wanted: &ClaimQueue,
         request: &ClaimRequest,
         left: &Left,
-        riders: Option<&Riders>,
     ) -> Result<In> {
         let wishes = self.wishes(wanted, request, left);
-        let mut args = claim_args(&wishes, request);
-        if let Some(Riders { name, data, .. }) = riders {
-            (args[3], args[4]) = (name, &data.0);
-        }
+        let args = claim_args(&wishes, request);
         let (script, keys) = (&self.scripts().claim, partition.keys());
         let reply = self.request(script, keys, request.request, Verb::Claim, &args);
         Ok(reply.await?.body)
@@ -276,10 +199,10 @@ impl RedisStore {
     }
 }
 
-/// What a claim without riders says to a partition.
-fn claim_args<'a>(wishes: &'a Out, request: &'a ClaimRequest) -> [&'a [u8]; 5] {
+/// What a claim says to a partition.
+fn claim_args<'a>(wishes: &'a Out, request: &'a ClaimRequest) -> [&'a [u8]; 3] {
     let (owner, task) = (request.owner.as_bytes(), request.task.as_bytes());
-    [&wishes.0, owner, task, &[], &[]]
+    [&wishes.0, owner, task]
 }
 
 fn hints(body: &mut In, claimed: &mut Claimed) -> Result<()> {

@@ -135,13 +135,3 @@ do
     return concat(verdicts)
   end
 end
-
--- Applies settlements under their own request; a repeat gets the first verdicts.
-local function settle_under(request, data)
-  local status, first = recall(request)
-  if status ~= DONE or first then return status, first end
-  local verdicts = settle_all(data)
-  save_grants()
-  remember(verdicts)
-  return DONE, verdicts
-end

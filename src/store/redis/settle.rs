@@ -25,7 +25,7 @@ const CHUNK: usize = 50;
 /// The settlements of one partition, each packed, and where their verdicts go.
 pub(super) struct Share {
     pub(super) partition: Partition,
-    pub(super) places: Vec<usize>,
+    places: Vec<usize>,
     entries: Vec<Out>,
     has_front: bool,
 }
@@ -61,7 +61,7 @@ impl Share {
 
     /// The settlements, packed for one step after the other. Those that go to the front of their line
     /// go there together.
-    pub(super) fn chunks(&self) -> Vec<Out> {
+    fn chunks(&self) -> Vec<Out> {
         let most = if self.has_front { usize::MAX } else { CHUNK };
         self.entries.chunks(most).map(joined).collect()
     }
@@ -169,7 +169,7 @@ impl RedisStore {
         Ok(verdicts)
     }
 
-    pub(super) async fn settle_share(&self, share: &Share, id: RequestId) -> Result<Vec<u8>> {
+    async fn settle_share(&self, share: &Share, id: RequestId) -> Result<Vec<u8>> {
         let script = &self.scripts().settle;
         let mut steps = Steps::new(self, share.partition.keys(), id, Verb::Settle);
         let mut verdicts = Vec::with_capacity(share.places.len());

@@ -11,10 +11,9 @@ use rusqlite::{OptionalExtension, params};
 use super::fault::{Done, Fault};
 use super::place::{first_position, tier_of_position};
 use super::tx::{Tx, moment, time};
-use super::writer::at;
 use crate::clock::Timestamp;
 use crate::error::Verb;
-use crate::lease::{Grant, Lease, Verdict};
+use crate::lease::{Grant, Lease};
 use crate::limits;
 use crate::rules::issue::tokens_ahead;
 use crate::rules::order::{GrantSpan, TIERS, earliest, is_suspects};
@@ -42,25 +41,10 @@ statements! {
 
 impl Tx<'_> {
     pub(super) fn claim(&mut self, request: &ClaimRequest, now: Timestamp) -> Done<Claimed> {
-        let settled = self.settle_first(request, now)?;
-        let mut claimed = match self.recall(request.request, Verb::Claim, now)? {
-            Some(first) => self.claim_again(&first, request, now)?,
-            None => self.claim_once(request, now)?,
-        };
-        claimed.settled = settled;
-        Ok(claimed)
-    }
-
-    /// Settlements that travel with a claim come first, as the call of their own that they are.
-    /// They stand whatever becomes of the claim.
-    fn settle_first(&mut self, request: &ClaimRequest, now: Timestamp) -> Done<Vec<Verdict>> {
-        let Some(settle) = &request.settle else {
-            return Ok(Vec::new());
-        };
-        self.settle(settle, now).map_err(|fault| match fault {
-            Fault::Refused(error) => Fault::Refused(at(Verb::Settle, error)),
-            broken @ Fault::Broken(_) => broken,
-        })
+        match self.recall(request.request, Verb::Claim, now)? {
+            Some(first) => self.claim_again(&first, request, now),
+            None => self.claim_once(request, now),
+        }
     }
 
     fn claim_once(&mut self, request: &ClaimRequest, now: Timestamp) -> Done<Claimed> {

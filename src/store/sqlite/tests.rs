@@ -277,7 +277,6 @@ impl Pair {
             queues: queues[..=self.random.usize(..3)].to_vec(),
             max: 1 + self.random.usize(..9),
             admit_suspect: self.random.bool(),
-            settle: None,
         };
         let one = self.memory.claim(request.clone()).await;
         request.request = b;

@@ -6,8 +6,7 @@ use std::time::Duration;
 use leasehold::clock::{ManualClock, SystemClock};
 use leasehold::job::{Kind, QueueName};
 use leasehold::store::{
-    ClaimQueue, ClaimRequest, EnqueueRequest, Outcome, PostgresStore, RequestId, SettleRequest,
-    Settlement,
+    ClaimQueue, ClaimRequest, EnqueueRequest, Outcome, PostgresStore, SettleRequest, Settlement,
 };
 use leasehold::{JobId, NewJob, Store, inspect};
 use tokio_postgres::Client;
@@ -35,26 +34,12 @@ async fn until(db: &Client, fact: &str) {
     }
 }
 
-/// A claim with a settlement that rides along, as the way wants it.
-async fn claim_with_rider(caller: &mut Caller, way: Way) -> ClaimRequest {
-    let held = caller.claim_one(TERM).await.unwrap();
+/// A claim that goes this way: one that names a queue twice is not plain.
+fn claim_this_way(caller: &mut Caller, way: Way) -> ClaimRequest {
     let mut claim = caller.claim_request(10, TERM);
-    let settlement = match way {
-        Way::Plain => complete(held),
-        Way::Long => Settlement {
-            receipt: held,
-            outcome: Outcome::Bury {
-                reason: "no more".into(),
-            },
-        },
-    };
-    claim.settle = Some(SettleRequest {
-        request: RequestId {
-            lane: 1,
-            ..claim.request
-        },
-        settlements: vec![settlement],
-    });
+    if way == Way::Long {
+        claim.queues.push(claim.queues[0].clone());
+    }
     claim
 }
 
@@ -66,21 +51,13 @@ async fn a_queue_that_is_made_while_a_claim_looks_for_it_keeps_its_jobs() {
         let store = PostgresStore::with(server.config(), Server::options()).await;
         let mut caller = Caller::new(store.unwrap()).await;
         let mut producer = Caller::new(caller.store.clone()).await;
-        caller.enqueue(2).await;
+        caller.enqueue(1).await;
         let late = QueueName::new("late").unwrap();
-        let mut claim = claim_with_rider(&mut caller, way).await;
+        let mut claim = claim_this_way(&mut caller, way);
         claim.queues.push(ClaimQueue {
             queue: late.clone(),
             ..claim.queues[0].clone()
         });
-        if way == Way::Long {
-            // What a receipt names is known to the claim by then, and still not its own.
-            let riders = claim.settle.as_mut().unwrap();
-            let receipt = riders.settlements[0].receipt.to_string();
-            let (_, rest) = receipt.split_once('/').unwrap();
-            let stray = format!("late/{rest}").parse().unwrap();
-            riders.settlements.push(complete(stray));
-        }
 
         // The claim waits for the queue that is there, and has seen that the other is not.
         let mut db = server.client().await;
@@ -119,7 +96,7 @@ async fn a_queue_that_is_made_while_a_claim_looks_for_it_keeps_its_jobs() {
         claim.queues[0].queue = late;
         assert_eq!(caller.store.claim(claim).await.unwrap().grants.len(), 1);
         let ledger = inspect::ledger(&caller.store).await.unwrap();
-        assert_eq!((ledger.granted, ledger.live), (3, 2), "{way:?}");
+        assert_eq!((ledger.granted, ledger.live), (2, 2), "{way:?}");
     }
 }
 
@@ -131,11 +108,10 @@ async fn all_that_a_call_writes_is_of_one_transaction() {
         let store = PostgresStore::with(server.config(), Server::options()).await;
         let mut caller = Caller::new(store.unwrap()).await;
         caller.enqueue(3).await;
-        let claim = claim_with_rider(&mut caller, way).await;
+        let claim = claim_this_way(&mut caller, way);
         let claimed = caller.store.claim(claim).await.unwrap();
-        assert_eq!(claimed.grants[0].leases.len(), 2);
-        assert!(claimed.settled[0].is_held());
-        // The grant, its records, the issuer, and both answers.
+        assert_eq!(claimed.grants[0].leases.len(), 3);
+        // The grant, its records, the issuer, and the answer.
         let written = "SELECT count(*), count(DISTINCT x::text) FROM (
                            SELECT xmin AS x FROM leasehold.grants UNION ALL
                            SELECT xmin FROM leasehold.records UNION ALL
@@ -144,7 +120,7 @@ async fn all_that_a_call_writes_is_of_one_transaction() {
         let db = server.client().await;
         let row = db.query_one(written, &[]).await.unwrap();
         let (rows, transactions): (i64, i64) = (row.get(0), row.get(1));
-        assert_eq!((rows, transactions), (5, 1), "{way:?}");
+        assert_eq!((rows, transactions), (4, 1), "{way:?}");
     }
 }
 
@@ -156,7 +132,7 @@ async fn jobs_are_taken_with_all_that_a_claim_does_or_not_at_all() {
         let store = PostgresStore::with(server.config(), Server::options()).await;
         let mut caller = Caller::new(store.unwrap()).await;
         caller.enqueue(3).await;
-        let claim = claim_with_rider(&mut caller, way).await;
+        let claim = claim_this_way(&mut caller, way);
         let db = server.client().await;
         // The very last that a claim does, fails.
         let fail = "CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS
@@ -167,14 +143,14 @@ async fn jobs_are_taken_with_all_that_a_claim_does_or_not_at_all() {
         let error = caller.store.claim(claim.clone()).await.unwrap_err();
         assert_eq!(error.kind(), leasehold::ErrorKind::Full, "{error:?}");
         let waiting = "SELECT count(*) FROM leasehold.ready";
-        assert_eq!(number(&db, waiting).await, 2, "{way:?}");
+        assert_eq!(number(&db, waiting).await, 3, "{way:?}");
         db.batch_execute("DROP TRIGGER fails ON leasehold.lanes")
             .await
             .unwrap();
         let claimed = caller.store.claim(claim).await.unwrap();
-        assert_eq!(claimed.grants[0].leases.len(), 2, "{way:?}");
+        assert_eq!(claimed.grants[0].leases.len(), 3, "{way:?}");
         let ledger = inspect::ledger(&caller.store).await.unwrap();
-        assert_eq!((ledger.granted, ledger.live), (3, 2), "{way:?}");
+        assert_eq!((ledger.granted, ledger.live), (3, 3), "{way:?}");
 
         // Control: the same steps, each by itself, lose what the first of them took.
         caller.enqueue(2).await;
@@ -202,10 +178,14 @@ async fn a_role_with_a_stricter_default_is_served_as_well() {
         let store = PostgresStore::with(config, Server::options()).await;
         let mut caller = Caller::new(store.unwrap()).await;
         caller.enqueue(5).await;
-        let claim = claim_with_rider(&mut caller, Way::Plain).await;
-        let claimed = caller.store.claim(claim).await.unwrap();
-        assert_eq!(claimed.grants[0].leases.len(), 4);
-        assert!(claimed.settled[0].is_held());
+        let claimed = caller.claim(10, TERM).await;
+        let grant = &claimed[0];
+        assert_eq!(grant.leases.len(), 5);
+        let settle = SettleRequest {
+            request: caller.request(),
+            settlements: vec![complete(grant.receipt(&grant.leases[0]))],
+        };
+        assert!(caller.store.settle(settle).await.unwrap()[0].is_held());
         let ledger = inspect::ledger(&caller.store).await.unwrap();
         assert_eq!((ledger.granted, ledger.completed, ledger.live), (5, 1, 4));
     }
@@ -400,16 +380,13 @@ async fn grants_of_one_number_are_told_apart() {
     assert_eq!(again.grants[0].leases[0].job.id, jobs[0].0);
 
     // The one that ends is not the one that is next.
-    let mut claim = from(&mut ours, &[&b, &b], TERM);
     let grant = &long.grants[0];
-    claim.settle = Some(SettleRequest {
-        request: RequestId {
-            lane: 1,
-            ..claim.request
-        },
+    let settle = SettleRequest {
+        request: ours.request(),
         settlements: vec![complete(grant.receipt(&grant.leases[0]))],
-    });
+    };
+    assert!(ours.store.settle(settle).await.unwrap()[0].is_held());
+    let claim = from(&mut ours, &[&b, &b], TERM);
     let claimed = ours.store.claim(claim).await.unwrap();
-    assert!(claimed.settled[0].is_held());
     assert_eq!(claimed.next_deadline, Some(SHORT));
 }

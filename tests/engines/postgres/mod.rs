@@ -118,7 +118,6 @@ impl Caller {
             }],
             max,
             admit_suspect: true,
-            settle: None,
         }
     }
 

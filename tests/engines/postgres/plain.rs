@@ -121,7 +121,7 @@ async fn each_verb_has_its_statement() {
     let beats = vec![beat(&first), beat(&second)];
     scene.caller.store.renew(beats).await.unwrap();
     assert_eq!(scene.seen().await, ["renew_plain", "renew_plain"]);
-    // A part of a grant, then parts of two, then the rest together with a claim.
+    // A part of a grant, then parts of two, then the rest.
     let mut receipts = first.leases.iter().map(|lease| first.receipt(lease));
     settle(&mut scene.caller, vec![receipts.next().unwrap()]).await;
     assert_eq!(scene.seen().await, ["settle_plain"]);
@@ -130,19 +130,13 @@ async fn each_verb_has_its_statement() {
     let two = vec![second.receipt(&second.leases[0]), receipts.next().unwrap()];
     settle(&mut scene.caller, two).await;
     assert_eq!(scene.seen().await, ["settle_plain"]);
+    settle(&mut scene.caller, receipts.collect()).await;
+    assert_eq!(scene.seen().await, ["settle_plain"]);
     scene.seal().await;
-    let mut claim = scene.caller.claim_request(9, TERM);
-    claim.settle = Some(SettleRequest {
-        request: RequestId {
-            lane: 1,
-            ..claim.request
-        },
-        settlements: receipts.map(complete).collect(),
-    });
+    let claim = scene.caller.claim_request(9, TERM);
     let claimed = scene.caller.store.claim(claim).await.unwrap();
     assert_eq!(claimed.grants[0].leases.len(), 3);
-    assert!(claimed.settled.len() == 1 && claimed.settled[0].is_held());
-    assert_eq!(scene.seen().await, ["claim_plain", "claim_plain"]);
+    assert_eq!(scene.seen().await, ["claim_plain"]);
     // Nothing is left to be claimed. A repeat writes nothing.
     let claim = scene.caller.claim_request(9, TERM);
     for seen in [&["claim_plain"][..], &[]] {
@@ -218,29 +212,6 @@ async fn a_claim_that_finds_nothing_waits_for_no_lock() {
     let claimed = tokio::time::timeout(Duration::from_millis(300), claiming).await;
     assert!(claimed.is_err(), "the queue is not in hand");
     scene.witness.batch_execute("COMMIT").await.unwrap();
-}
-
-/// Settlements that ride along are remembered under their own request id, whoever's it is.
-#[tokio::test]
-#[ignore = "needs postgresql: ./tests/run"]
-async fn riders_of_another_session_are_answered_there() {
-    let mut scene = Scene::new().await;
-    let mut other = Caller::new(scene.caller.store.clone()).await;
-    let held = scene.caller.claim_one(TERM).await.unwrap();
-    let settle = SettleRequest {
-        // A lane that the claim's session does not use: on its own it would be as good as any.
-        request: RequestId {
-            lane: 9,
-            ..other.request()
-        },
-        settlements: vec![complete(held)],
-    };
-    let mut claim = scene.caller.claim_request(9, TERM);
-    claim.settle = Some(settle.clone());
-    let claimed = scene.caller.store.claim(claim).await.unwrap();
-    assert!(claimed.settled[0].is_held());
-    let again = other.store.settle(settle).await.unwrap();
-    assert!(again[0].is_held());
 }
 
 /// What is shown with a foreign proof, by another grant or from the deadline on is not kept, also in a grant

@@ -42,21 +42,13 @@ macro_rules! named {
 
 named!(
     EnqueueRequest,
+    ClaimRequest,
     SettleRequest,
     CheckpointRequest,
     ReapRequest,
     ControlRequest,
     PruneRequest
 );
-
-impl Named for ClaimRequest {
-    fn rename(&mut self, d: &Driver) {
-        self.request = d.request();
-        if let Some(riders) = &mut self.settle {
-            riders.request = d.request_on(1);
-        }
-    }
-}
 
 struct World {
     d: Driver,
@@ -197,18 +189,6 @@ impl World {
         Held::all(&self.known(&[0], call, send).await)
     }
 
-    /// Settles on the way of a claim.
-    async fn claim_and_complete(&self, held: &[Held]) -> (Vec<Held>, Vec<Verdict>) {
-        let mut call = self.d.claim_request(9);
-        let ends = held.iter().map(|held| (held, complete())).collect();
-        let mut riders = self.d.settle_request(ends);
-        riders.request = self.d.request_on(1);
-        call.settle = Some(riders);
-        let send = async |call| self.d.store().claim(call).await;
-        let claimed = self.known(&[0], call, send).await;
-        (Held::all(&claimed), claimed.settled)
-    }
-
     async fn settle(&self, held: &Held, outcome: Outcome) -> Verdict {
         let call = self.d.settle_request(vec![(held, outcome)]);
         let send = async |call| self.d.store().settle(call).await;
@@ -290,8 +270,10 @@ impl World {
         assert_eq!(self.prune().await, 1);
         let held = self.claim(9).await;
         assert_eq!(held.len(), 3);
-        let (more, settled) = self.claim_and_complete(&held).await;
-        assert_eq!((more.len(), settled), (0, vec![HELD; 3]));
+        for held in &held {
+            assert_eq!(self.settle(held, complete()).await, HELD);
+        }
+        assert!(self.claim(9).await.is_empty());
     }
 }
 

@@ -68,7 +68,6 @@ impl Client {
             }],
             max,
             admit_suspect: true,
-            settle: None,
         }
     }
 

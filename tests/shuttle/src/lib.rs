@@ -132,7 +132,6 @@ fn grant() -> lease::Grant {
                 }],
                 max: 2,
                 admit_suspect: false,
-                settle: None,
             };
             let claimed = store.claim(claim).await.expect("claimed");
             claimed.grants.into_iter().next().expect("a grant")

@@ -243,7 +243,6 @@ impl World {
             }],
             max: 1,
             admit_suspect: true,
-            settle: None,
         };
         let claimed = self.client.store().claim(request).await.unwrap();
         let grant = &claimed.grants[0];

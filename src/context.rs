@@ -81,7 +81,8 @@ impl Context {
         &self.pool().task
     }
 
-    /// What the handlers of the worker share, by its type.
+    /// What the handlers of the worker share, by its type. A function can take it as an argument
+    /// instead: [`State`](crate::State).
     ///
     /// # Errors
     /// If the worker was given nothing of that type: [`Worker::state`](crate::Worker::state).

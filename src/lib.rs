@@ -51,7 +51,7 @@
 //! | place | what is there |
 //! |---|---|
 //! | `client.rs`, `operator.rs`, `inspect.rs` | opening a store, enqueuing, starting workers; intervening; looking |
-//! | `handler.rs`, `context.rs`, `retry.rs`, `layer/` | what a handler is, is given and can return, and what can be put around it |
+//! | `handler.rs`, `context.rs`, `state.rs`, `retry.rs`, `layer/` | what a handler is, is given and can return, and what can be put around it |
 //! | `transaction/`, `atomic_redis.rs`, `ending.rs` | effect, checkpoint and settlement in one transaction, or in one Redis script |
 //! | `worker/` | the runtime: `claimer`, `slots`, `renewer`, `settler`, `reaper`, `pruner`; `outcome.rs` decides, `lost.rs` says what a lost lease means, `mod.rs` wires the parts |
 //! | `calls/` | calling a store so that repeats are safe: session, lane, merge |
@@ -94,7 +94,7 @@ mod ending;
 pub mod error;
 pub mod fence;
 pub mod guide;
-mod handler;
+pub mod handler;
 mod history;
 #[doc(hidden)]
 pub mod hooks;
@@ -112,6 +112,7 @@ mod point;
 mod receipt;
 pub mod retry;
 pub mod rules;
+mod state;
 pub mod store;
 mod terms;
 mod token;
@@ -127,6 +128,7 @@ pub use handler::{Failure, Handler};
 pub use job::{Job, JobId, NewJob};
 pub use lease::{FencingToken, LeaseTerms};
 pub use retry::RetryPolicy;
+pub use state::State;
 pub use store::Store;
 pub use worker::{QueueConfig, Worker, WorkerHandle};
 

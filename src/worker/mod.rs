@@ -42,14 +42,15 @@ use crate::calls::merge::Merger;
 use crate::client::Client;
 use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Result, Verb};
-use crate::handler::{AnyHandler, Handler, Typed};
+use crate::handler::{AnyHandler, Handler, IntoHandler, Typed};
 use crate::job::{Job, Kind, QueueName};
-use crate::layer::{Layer, Layered, StateMap};
+use crate::layer::{Layer, Layered};
 use crate::lease::LeaseTerms;
 use crate::limits::{self, at_most, duration, positive, without_zero};
 use crate::observe::metrics::{KindMeter, QueueMeter};
 use crate::observe::{Observer, Observers};
 use crate::retry::RetryPolicy;
+use crate::state::{StateMap, StateType};
 use crate::worker::deaths::{DeathHook, Deaths};
 use crate::worker::pool::{Plan, Pool, PoolKind, PoolQueue, part};
 
@@ -140,6 +141,8 @@ struct Handled {
     kind: &'static str,
     /// Where its jobs are.
     queue: String,
+    /// What it takes of the worker's shared state.
+    needs: Vec<StateType>,
     handler: Box<dyn AnyHandler>,
 }
 
@@ -196,21 +199,24 @@ impl Worker {
         }
     }
 
-    /// Works jobs of type `J` with this handler. One handler per kind.
-    pub fn handle<J: Job, H: Handler<J>>(self, handler: H) -> Self {
+    /// Works jobs of type `J` with this handler: a plain `async fn`, or what implements
+    /// [`Handler`]. One handler per kind.
+    pub fn handle<J: Job, M>(self, handler: impl IntoHandler<J, M, Handler: Handler<J>>) -> Self {
         self.handle_in(J::QUEUE, handler)
     }
 
     /// Works jobs of type `J` that are enqueued to another queue than [`Job::QUEUE`].
-    pub fn handle_in<J: Job, H: Handler<J>>(
+    pub fn handle_in<J: Job, M>(
         mut self,
         queue: impl Into<String>,
-        handler: H,
+        handler: impl IntoHandler<J, M, Handler: Handler<J>>,
     ) -> Self {
+        let handler = handler.into_handler();
         self.handlers.push(Handled {
             kind: J::KIND,
             queue: queue.into(),
-            handler: Box::new(Typed::<J, H>::new(handler)),
+            needs: handler.needs(),
+            handler: Box::new(Typed::<J, _>::new(handler)),
         });
         self
     }
@@ -221,9 +227,10 @@ impl Worker {
         self
     }
 
-    /// Gives all handlers and layers something to share: a connection pool, a configuration. They
-    /// find it by its type, with [`Context::state`](crate::Context::state). A second one of the
-    /// same type replaces the first.
+    /// Gives all handlers and layers something to share: a connection pool, a configuration. A
+    /// function takes it as an argument, [`State`](crate::State); everybody else finds it by its
+    /// type with [`Context::state`](crate::Context::state). A second one of the same type replaces
+    /// the first.
     pub fn state<T: Send + Sync + 'static>(mut self, state: T) -> Self {
         self.state.insert(state);
         self
@@ -415,7 +422,19 @@ impl Worker {
         let queues = self.pool_queues()?;
         let mut kinds: Vec<PoolKind> = Vec::with_capacity(self.handlers.len());
         let layers: Arc<[Arc<dyn Layer>]> = self.layers.into();
-        for Handled { kind, handler, .. } in self.handlers {
+        for Handled {
+            kind,
+            needs,
+            handler,
+            ..
+        } in self.handlers
+        {
+            if let Some(missing) = needs.into_iter().find(|needed| !self.state.has(*needed)) {
+                let name = missing.name;
+                let found = format!("none of type {name}, which the handler of {kind:?} takes");
+                let allowed = "what handlers take: give it to the worker with `.state(…)`";
+                return Err(Error::invalid("state", found, allowed));
+            }
             let handler = Layered::around(handler, &layers);
             let name = Kind::new(kind)?;
             if kinds.iter().any(|kind| kind.name == name) {

@@ -25,11 +25,11 @@ use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Verb};
 use crate::handler::AnyHandler;
 use crate::job::{Kind, QueueName};
-use crate::layer::StateMap;
 use crate::lease::LeaseTerms;
 use crate::observe::Observers;
 use crate::observe::metrics::{KindMeter, PoolMeter, QueueMeter};
 use crate::retry::RetryPolicy;
+use crate::state::StateMap;
 use crate::store::{ClaimQueue, Store};
 
 /// One queue that a pool claims from.

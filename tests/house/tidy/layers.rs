@@ -59,6 +59,7 @@ const LAYERS: [Layer; 7] = [
             "layer",
             "operator",
             "schedule",
+            "state",
             "transaction",
             "worker",
         ],

@@ -53,11 +53,11 @@
 //! | `client.rs`, `operator.rs`, `inspect.rs` | opening a store, enqueuing, starting workers; intervening; looking |
 //! | `handler.rs`, `context.rs`, `state.rs`, `retry.rs`, `layer/` | what a handler is, is given and can return, and what can be put around it |
 //! | `transaction/`, `atomic_redis.rs`, `ending.rs` | effect, checkpoint and settlement in one transaction, or in one Redis script |
-//! | `worker/` | the runtime: `claimer`, `slots`, `renewer`, `settler`, `reaper`, `pruner`; `outcome.rs` decides, `lost.rs` says what a lost lease means, `mod.rs` wires the parts |
+//! | `worker/` | the runtime: `claimer`, `slots`, `renewer`, `settler`, `reaper`, `pruner`; `outcome.rs` decides, `lost.rs` says what a lost lease means; `config.rs` describes a worker, `mod.rs` wires the parts |
 //! | `calls/` | calling a store so that repeats are safe: session, lane, merge |
 //! | `store/` | the [`Store`] trait, and a folder per engine with a file per verb: `memory`, `sqlite`, `postgres`, `redis`; what the SQL stores share is in `sql` |
 //! | `rules/` | pure functions: what may happen to a job, what each end of a lease means, which token is next |
-//! | `job.rs`, `lease.rs`, `token.rs`, `receipt.rs`, `terms.rs`, `history.rs`, `names.rs`, `limits.rs`, `error.rs` | values |
+//! | `job.rs`, `lease.rs`, `token.rs`, `receipt.rs`, `terms.rs`, `settings.rs`, `history.rs`, `names.rs`, `limits.rs`, `error.rs` | values |
 //! | `panics.rs`, `point.rs` | catching panics of user code; where a test can make a handler stand still |
 //! | `clock.rs` | the only file that reads a clock |
 //! | `fence/` | refusing a replaced owner where the effect happens: a file per kind of resource |
@@ -112,6 +112,7 @@ mod point;
 mod receipt;
 pub mod retry;
 pub mod rules;
+mod settings;
 mod state;
 pub mod store;
 mod terms;

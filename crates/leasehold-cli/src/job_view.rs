@@ -66,11 +66,11 @@ fn object(view: &JobView) -> Value {
     let mut object = jobs::object(view);
     let more = json!({
         "suspect": job.is_suspect(),
-        "max_failures": options.max_failures,
+        "max_failures": options.runs.max_failures,
         "max_expiries": options.max_expiries,
         "term_seconds": seconds(options.term),
-        "timeout_seconds": seconds(options.timeout),
-        "stall_limit_seconds": seconds(options.stall_limit),
+        "timeout_seconds": seconds(options.runs.timeout),
+        "stall_limit_seconds": seconds(options.runs.stall_limit),
         "max_lifetime_seconds": seconds(options.max_lifetime),
         "retention_seconds": seconds(options.retention),
         "unique_key": job.unique.as_ref().map(|unique| unique.key.as_str()),

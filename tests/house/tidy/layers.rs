@@ -22,7 +22,7 @@ const LAYERS: [Layer; 7] = [
     Layer {
         modules: &[
             "clock", "error", "history", "job", "lease", "limits", "names", "panics", "point",
-            "receipt", "retry", "terms", "token",
+            "receipt", "retry", "settings", "terms", "token",
         ],
         is_mixed: true,
     },

@@ -259,8 +259,8 @@ fn stored(asked: &Asked, view: &JobView) -> Html {
     let durations = [
         ("Term", job.options.term),
         ("Maximum lifetime", job.options.max_lifetime),
-        ("Timeout", job.options.timeout),
-        ("Stall limit", job.options.stall_limit),
+        ("Timeout", job.options.runs.timeout),
+        ("Stall limit", job.options.runs.stall_limit),
         ("Retention", job.options.retention),
     ];
     for (name, value) in durations {
@@ -269,7 +269,7 @@ fn stored(asked: &Asked, view: &JobView) -> Html {
         }
     }
     fact("Expiry limit", &job.options.max_expiries.to_string());
-    if let Some(most) = job.options.max_failures {
+    if let Some(most) = job.options.runs.max_failures {
         fact("Failure limit", &most.to_string());
     }
     if let Some(unique) = &job.unique {

@@ -24,6 +24,7 @@ pub use crate::settings::RunSettings;
 /// Where a job stands. A job is in exactly one of these.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum JobState {
     /// Waits for its time.
     Scheduled,

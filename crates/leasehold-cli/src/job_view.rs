@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::act::counted;
 use super::{Cli, Done, Output, jobs, leases, out};
 use leasehold::inspect::JobView;
-use leasehold::lease::{EndedLease, LeaseEnd};
+use leasehold::lease::{Cause, EndedLease, LeaseEnd};
 
 /// Prints everything that is known of a job.
 pub(super) fn show(view: &JobView, cli: &Cli) -> Done {
@@ -33,19 +33,15 @@ pub(super) fn why(ended: &EndedLease) -> String {
         return reason.clone();
     }
     let why = match ended.end {
-        LeaseEnd::Expired(cause) => match cause {
-            leasehold::lease::Cause::Deadline => {
-                "nobody renewed it: the holder died, froze or was cut off"
-            }
-            leasehold::lease::Cause::Stalled => {
-                "the handler showed no progress for its stall limit"
-            }
-            leasehold::lease::Cause::Lifetime => "it reached its maximum lifetime",
-        },
+        LeaseEnd::Expired(Cause::Deadline) => {
+            "nobody renewed it: the holder died, froze or was cut off"
+        }
+        LeaseEnd::Expired(Cause::Stalled) => "the handler showed no progress for its stall limit",
+        LeaseEnd::Expired(Cause::Lifetime) => "it reached its maximum lifetime",
         LeaseEnd::Completed => "done",
         LeaseEnd::Surrendered => "handed back unfinished",
         LeaseEnd::Cancelled => "called off",
-        LeaseEnd::Retried | LeaseEnd::Buried | LeaseEnd::Revoked => "no reason given",
+        _ => "no reason given",
     };
     why.to_owned()
 }

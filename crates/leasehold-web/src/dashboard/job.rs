@@ -85,6 +85,8 @@ fn summary(asked: &Asked, view: &JobView) -> Html {
             act("Purge", "danger", "purge");
         }
         JobState::Completed | JobState::Cancelled => act("Purge", "danger", "purge"),
+        // A state that this page does not know yet: nothing that could be wrong.
+        _ => {}
     }
     put!(html, "</p></section>");
     html
@@ -149,6 +151,7 @@ pub(super) fn end_words(end: LeaseEnd) -> (&'static str, &'static str) {
         LeaseEnd::Expired(Cause::Stalled) => ("expired", "expired: no progress"),
         LeaseEnd::Expired(Cause::Lifetime) => ("expired", "expired: too old"),
         LeaseEnd::Revoked => ("revoked", "revoked"),
+        other => ("released", other.as_str()),
     }
 }
 

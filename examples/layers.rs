@@ -5,11 +5,12 @@
 
 #![allow(clippy::disallowed_methods, reason = "an example measures real time")]
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::layer::{Layer, Next};
-use leasehold::{Client, Context, Failure, Job, async_trait};
+use leasehold::{Client, Context, Failure, Job, State, async_trait};
 use serde::{Deserialize, Serialize};
 
 #[derive(Serialize, Deserialize)]
@@ -23,13 +24,12 @@ impl Job for Charge {
 }
 
 /// What handlers share: in real life a connection pool, a configuration.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Till {
-    cents: AtomicU64,
+    cents: Arc<AtomicU64>,
 }
 
-async fn charge(job: Charge, ctx: Context) -> Result<(), Failure> {
-    let till: &Till = ctx.state()?;
+async fn charge(job: Charge, _: Context, State(till): State<Till>) -> Result<(), Failure> {
     till.cents.fetch_add(job.cents, Ordering::Relaxed);
     Ok(())
 }
@@ -79,10 +79,11 @@ async fn main() -> anyhow::Result<()> {
     });
     client.enqueue_many(charges).await?;
 
+    let till = Till::default();
     let worker = client
         .worker()
         .handle(charge)
-        .state(Till::default())
+        .state(till.clone()) // without it the worker would not start: `charge` takes it
         .layer(Logged) // the outermost: it sees what the next one turns away
         .layer(NothingForFree)
         .on_dead(|death| async move {
@@ -99,5 +100,6 @@ async fn main() -> anyhow::Result<()> {
     worker.drain();
     let report = worker.await?;
     println!("{} runs, {} unsettled", report.finished, report.unsettled);
+    println!("in the till: {} cents", till.cents.load(Ordering::Relaxed));
     Ok(())
 }

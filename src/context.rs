@@ -82,7 +82,8 @@ impl Context {
         &self.pool().task
     }
 
-    /// A value that the worker's handlers share, found by its type.
+    /// A value that the worker's handlers share, found by its type. A function can take it as an
+    /// argument instead: [`State`](crate::State).
     ///
     /// # Errors
     /// If the worker was given nothing of that type: [`Worker::state`](crate::Worker::state).

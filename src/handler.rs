@@ -14,11 +14,15 @@ use crate::context::Context;
 use crate::fence::Stale;
 use crate::job::Job;
 use crate::lease::FencingToken;
+use crate::state::StateType;
+
+pub use crate::state::{Argument, State};
 
 /// Works jobs of one type.
 ///
-/// Implement it for a struct that carries what the work needs, or pass a plain
-/// `async fn(job: J, ctx: Context) -> Result<(), E>`: that is a handler too, for any error type.
+/// Implement it for a struct that carries what the work needs. A plain
+/// `async fn(job: J, ctx: Context) -> Result<(), E>` needs no implementation: a worker takes it as
+/// it is, for any error type ([`IntoHandler`]).
 ///
 /// `Ok` completes the job. `Err` retries it according to the queue's policy, unless the [`Failure`]
 /// says otherwise. A panic and a time-out are failures, with their cause on record. When the lease
@@ -53,18 +57,11 @@ use crate::lease::FencingToken;
 pub trait Handler<J: Job>: Send + Sync + 'static {
     /// Works one job under one lease.
     async fn handle(&self, job: J, ctx: Context) -> Result<(), Failure>;
-}
 
-#[async_trait]
-impl<J, F, Fut, E> Handler<J> for F
-where
-    J: Job,
-    F: Fn(J, Context) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = Result<(), E>> + Send,
-    E: Into<Failure>,
-{
-    async fn handle(&self, job: J, ctx: Context) -> Result<(), Failure> {
-        self(job, ctx).await.map_err(Into::into)
+    /// What the worker must have been given by [`Worker::state`](crate::Worker::state).
+    #[doc(hidden)]
+    fn needs(&self) -> Vec<StateType> {
+        Vec::new()
     }
 }
 
@@ -73,7 +70,102 @@ impl<J: Job, H: Handler<J> + ?Sized> Handler<J> for Arc<H> {
     async fn handle(&self, job: J, ctx: Context) -> Result<(), Failure> {
         (**self).handle(job, ctx).await
     }
+
+    fn needs(&self) -> Vec<StateType> {
+        (**self).needs()
+    }
 }
+
+/// What [`Worker::handle`](crate::Worker::handle) takes: a [`Handler`], or a plain function.
+///
+/// The function is asynchronous and takes the job, its [`Context`] and up to four
+/// [`State`](crate::State)s. Its error is anything that `?` makes a [`Failure`] of. `M` tells these
+/// apart, and is always inferred.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a handler",
+    label = "neither a function that a worker can call, nor a `leasehold::Handler`",
+    note = "a handler is an `async fn(job: J, ctx: leasehold::Context) -> Result<(), E>`,",
+    note = "with up to four arguments more, each a `leasehold::State<…>`,",
+    note = "or a type with `#[async_trait] impl leasehold::Handler<J> for …`"
+)]
+pub trait IntoHandler<J, M = ByTrait> {
+    /// The handler that it becomes.
+    type Handler;
+
+    /// The handler.
+    fn into_handler(self) -> Self::Handler;
+}
+
+/// How a handler was given: see [`IntoHandler`].
+#[doc(hidden)]
+#[derive(Debug)]
+pub enum ByTrait {}
+
+impl<J: Job, H: Handler<J>> IntoHandler<J, ByTrait> for H {
+    type Handler = H;
+
+    fn into_handler(self) -> H {
+        self
+    }
+}
+
+/// A function that works jobs, and the types of its arguments beside the job and its context.
+#[doc(hidden)]
+pub struct Function<F, A> {
+    function: F,
+    arguments: PhantomData<fn() -> A>,
+}
+
+impl<F, A> fmt::Debug for Function<F, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::any::type_name::<F>())
+    }
+}
+
+/// Functions with so many arguments beside the job and its context.
+///
+/// What else makes a function a handler (its future is `Send`, its arguments are `State`s) is asked
+/// by `Handler`, not by `IntoHandler`: there, the compiler would say only that no arity fits.
+macro_rules! functions {
+    ($($Argument:ident $argument:ident),*) => {
+        impl<J, F, Fut, $($Argument),*> IntoHandler<J, ($($Argument,)*)> for F
+        where
+            F: Fn(J, Context, $($Argument),*) -> Fut,
+        {
+            type Handler = Function<F, ($($Argument,)*)>;
+
+            fn into_handler(self) -> Self::Handler {
+                let (function, arguments) = (self, PhantomData);
+                Function { function, arguments }
+            }
+        }
+
+        #[async_trait]
+        impl<J, F, Fut, E, $($Argument),*> Handler<J> for Function<F, ($($Argument,)*)>
+        where
+            J: Job,
+            F: Fn(J, Context, $($Argument),*) -> Fut + Send + Sync + 'static,
+            Fut: Future<Output = Result<(), E>> + Send,
+            E: Into<Failure>,
+            $($Argument: Argument + 'static,)*
+        {
+            async fn handle(&self, job: J, ctx: Context) -> Result<(), Failure> {
+                $(let $argument = $Argument::of(&ctx)?;)*
+                (self.function)(job, ctx, $($argument),*).await.map_err(Into::into)
+            }
+
+            fn needs(&self) -> Vec<StateType> {
+                vec![$($Argument::needed()),*]
+            }
+        }
+    };
+}
+
+functions!();
+functions!(A a);
+functions!(A a, B b);
+functions!(A a, B b, C c);
+functions!(A a, B b, C c, D d);
 
 /// Why a handler did not complete its job, and what should become of the job.
 ///

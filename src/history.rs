@@ -21,6 +21,7 @@ pub struct Progress {
 /// Why a lease expired.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Cause {
     /// Nobody renewed it in time: the holder is dead, frozen or cut off.
     Deadline,
@@ -44,6 +45,7 @@ impl Cause {
 /// How a lease ended. Every lease ends exactly once.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum LeaseEnd {
     /// Settled: done.
     Completed,
@@ -83,6 +85,7 @@ impl LeaseEnd {
 
 /// One ended lease in a job's history.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct EndedLease {
     /// Its token.
     pub token: FencingToken,
@@ -105,6 +108,28 @@ pub struct EndedLease {
 }
 
 impl EndedLease {
+    /// A lease that ended without a renewal, a reason or any progress, for stores to fill.
+    pub fn new(
+        token: FencingToken,
+        owner: Arc<str>,
+        task: Arc<str>,
+        granted_at: Timestamp,
+        ended_at: Timestamp,
+        end: LeaseEnd,
+    ) -> Self {
+        Self {
+            token,
+            owner,
+            task,
+            granted_at,
+            ended_at,
+            renewals: 0,
+            end,
+            reason: None,
+            progress: None,
+        }
+    }
+
     /// What it adds to its job's record: eight long reasons weigh more than most payloads.
     pub(crate) fn weight(&self) -> usize {
         const NUMBERS: usize = 30;

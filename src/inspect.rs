@@ -271,6 +271,7 @@ impl Ledger {
 
 /// One live lease.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct LeaseView {
     /// Its queue.
     pub queue: QueueName,
@@ -300,6 +301,33 @@ pub struct LeaseView {
     pub progress: Option<Progress>,
 }
 
+impl LeaseView {
+    /// A lease of which nothing is known but whose it is, for stores to fill.
+    pub fn new(
+        queue: QueueName,
+        job: &JobRecord,
+        token: FencingToken,
+        owner: Arc<str>,
+        task: Arc<str>,
+    ) -> Self {
+        Self {
+            queue,
+            job: job.id,
+            kind: job.kind.clone(),
+            token,
+            owner,
+            task,
+            attempt: job.attempt(),
+            granted_at: Timestamp::ZERO,
+            time_left: Duration::ZERO,
+            term: Duration::ZERO,
+            renewals: 0,
+            cancel: false,
+            progress: None,
+        }
+    }
+}
+
 /// A live lease with less than this share of its term left is late: renewed at a third of the term,
 /// one that is well has two thirds.
 pub const LATE: f64 = 1.0 / 2.0;
@@ -308,6 +336,7 @@ pub const SILENT: f64 = 1.0 / 6.0;
 
 /// One job, with everything known about it.
 #[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
 pub struct JobView {
     /// Its queue.
     pub queue: QueueName,
@@ -323,8 +352,23 @@ pub struct JobView {
     pub settled_at: Option<Timestamp>,
 }
 
+impl JobView {
+    /// A job without a lease, for stores to fill.
+    pub fn new(queue: QueueName, state: JobState, job: Arc<JobRecord>) -> Self {
+        Self {
+            queue,
+            state,
+            parked: false,
+            job,
+            lease: None,
+            settled_at: None,
+        }
+    }
+}
+
 /// One exclusive key, and how many jobs wait behind the one that has it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ParkedView {
     /// The key.
     pub key: Key,
@@ -335,10 +379,16 @@ pub struct ParkedView {
 impl ParkedView {
     /// Jobs behind a key are counted up to this many: looking must stay cheap.
     pub const MOST: u64 = 10_000;
+
+    /// A key that so many jobs are parked behind.
+    pub fn new(key: Key, jobs: u64) -> Self {
+        Self { key, jobs }
+    }
 }
 
 /// One command on record.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct AuditView {
     /// When.
     pub at: Timestamp,
@@ -352,6 +402,20 @@ pub struct AuditView {
     pub done: u64,
     /// The leases that it ended, up to a hundred, by token.
     pub tokens: Vec<FencingToken>,
+}
+
+impl AuditView {
+    /// A command that changed nothing, for stores to fill.
+    pub fn new(at: Timestamp, actor: String, reason: String, command: String) -> Self {
+        Self {
+            at,
+            actor,
+            reason,
+            command,
+            done: 0,
+            tokens: Vec::new(),
+        }
+    }
 }
 
 async fn ask(store: &dyn Store, query: Query) -> Result<View> {

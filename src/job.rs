@@ -15,14 +15,16 @@ use crate::error::{Error, Result};
 use crate::history::EndedLease;
 use crate::limits::{self, at_most, duration, positive};
 use crate::names::is_name;
-use crate::retry::RetryPolicy;
+use crate::settings::run_setters;
 use crate::token::FencingToken;
 
 pub use crate::names::{JobId, Key, Kind, Namespace, QueueName};
+pub use crate::settings::RunSettings;
 
 /// Where a job stands. A job is in exactly one of these.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum JobState {
     /// Waits for its time.
     Scheduled,
@@ -101,24 +103,21 @@ pub struct UniqueKey {
 
 /// The settings of one job. The worker's queue decides what is `None` here.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[must_use]
 #[non_exhaustive]
 pub struct JobOptions {
     /// The priority: 0, served first, to 7.
     pub priority: u8,
-    /// The lease's term.
+    /// The lease's term, in place of that of the queue's [`LeaseTerms`](crate::LeaseTerms).
     pub term: Option<Duration>,
-    /// No renewal carries the lease beyond this age.
+    /// No renewal carries the lease beyond this age, whatever the queue's terms say.
     pub max_lifetime: Option<Duration>,
-    /// How long one run of the handler may take.
-    pub timeout: Option<Duration>,
-    /// How long the handler may run without showing progress.
-    pub stall_limit: Option<Duration>,
-    /// Failures after which the worker buries the job.
-    pub max_failures: Option<u32>,
-    /// Expiries after which the store buries the job. At least 3.
+    /// How often and how long it may run.
+    #[serde(flatten)]
+    pub runs: RunSettings,
+    /// Expiries after which the store buries the job. At least 3. Stored with each job, because the
+    /// store counts expiries while no worker is there.
     pub max_expiries: u32,
-    /// How long to wait between failures.
-    pub retry: Option<RetryPolicy>,
     /// How long to keep the job once completed. None: not at all.
     pub retention: Option<Duration>,
 }
@@ -133,72 +132,38 @@ impl JobOptions {
         priority: Self::DEFAULT_PRIORITY,
         term: None,
         max_lifetime: None,
-        timeout: None,
-        stall_limit: None,
-        max_failures: None,
+        runs: RunSettings::OPEN,
         max_expiries: Self::DEFAULT_MAX_EXPIRIES,
-        retry: None,
         retention: None,
     };
 
+    run_setters!();
+
     /// The priority: 0, served first, to 7.
-    #[must_use]
     pub fn priority(mut self, priority: u8) -> Self {
         self.priority = priority;
         self
     }
 
     /// The lease's term.
-    #[must_use]
     pub fn term(mut self, term: Duration) -> Self {
         self.term = Some(term);
         self
     }
 
     /// The age beyond which no renewal carries the lease.
-    #[must_use]
     pub fn max_lifetime(mut self, max_lifetime: Duration) -> Self {
         self.max_lifetime = Some(max_lifetime);
         self
     }
 
-    /// How long one run of the handler may take.
-    #[must_use]
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// How long the handler may run without showing progress.
-    #[must_use]
-    pub fn stall_limit(mut self, stall_limit: Duration) -> Self {
-        self.stall_limit = Some(stall_limit);
-        self
-    }
-
-    /// Failures after which the job is dead.
-    #[must_use]
-    pub fn max_failures(mut self, max_failures: u32) -> Self {
-        self.max_failures = Some(max_failures);
-        self
-    }
-
     /// Expiries after which the job is dead. At least 3.
-    #[must_use]
     pub fn max_expiries(mut self, max_expiries: u32) -> Self {
         self.max_expiries = max_expiries;
         self
     }
 
-    /// How long to wait between failures.
-    #[must_use]
-    pub fn retry(mut self, retry: RetryPolicy) -> Self {
-        self.retry = Some(retry);
-        self
-    }
-
     /// How long to keep the job once it is completed.
-    #[must_use]
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = Some(retention);
         self
@@ -460,16 +425,9 @@ impl NewJob {
         if let Some(term) = options.term {
             limits::term(term)?;
         }
-        if options.max_failures == Some(0) {
-            return Err(Error::invalid("max_failures", 0, "at least 1"));
-        }
-        if let Some(retry) = &options.retry {
-            retry.validate()?;
-        }
+        options.runs.validate()?;
         for (field, value) in [
             ("max_lifetime", options.max_lifetime),
-            ("timeout", options.timeout),
-            ("stall_limit", options.stall_limit),
             (
                 "unique window",
                 self.unique.as_ref().and_then(|unique| unique.window),

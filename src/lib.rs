@@ -51,13 +51,13 @@
 //! | place | what is there |
 //! |---|---|
 //! | `client.rs`, `operator.rs`, `inspect.rs` | opening a store, enqueuing, starting workers; intervening; looking |
-//! | `handler.rs`, `context.rs`, `retry.rs`, `layer/` | what a handler is, is given and can return, and what can be put around it |
+//! | `handler.rs`, `context.rs`, `state.rs`, `retry.rs`, `layer/` | what a handler is, is given and can return, and what can be put around it |
 //! | `transaction/`, `atomic_redis.rs`, `ending.rs` | effect, checkpoint and settlement in one transaction, or in one Redis script |
-//! | `worker/` | the runtime: `claimer`, `slots`, `renewer`, `settler`, `reaper`, `pruner`; `outcome.rs` decides what the end of a handler means (done, retry, dead), `lost.rs` what a lost lease means; `mod.rs` wires the parts |
+//! | `worker/` | the runtime: `claimer`, `slots`, `renewer`, `settler`, `reaper`, `pruner`; `outcome.rs` decides what the end of a handler means (done, retry, dead), `lost.rs` what a lost lease means; `config.rs` describes a worker, `mod.rs` wires the parts |
 //! | `calls/` | calling a store so that repeats are safe: session, lane, merge |
 //! | `store/` | the [`Store`] trait, and a folder per engine with a file per verb: `memory`, `sqlite`, `postgres`, `redis`; what the SQL stores share is in `sql` |
 //! | `rules/` | pure functions: what may happen to a job, what each end of a lease means, which token is next |
-//! | `job.rs`, `lease.rs`, `token.rs`, `receipt.rs`, `terms.rs`, `history.rs`, `names.rs`, `limits.rs`, `error.rs`, `sqlite_error.rs` | values |
+//! | `job.rs`, `lease.rs`, `token.rs`, `receipt.rs`, `terms.rs`, `settings.rs`, `history.rs`, `names.rs`, `limits.rs`, `error.rs`, `sqlite_error.rs` | values |
 //! | `panics.rs`, `point.rs` | catching panics of user code; where a test can make a handler stand still |
 //! | `clock.rs` | the only file that reads a clock |
 //! | `fence/` | refusing a replaced owner where the effect happens: a file per kind of resource |
@@ -94,7 +94,7 @@ mod ending;
 pub mod error;
 pub mod fence;
 pub mod guide;
-mod handler;
+pub mod handler;
 mod history;
 #[doc(hidden)]
 pub mod hooks;
@@ -112,8 +112,10 @@ mod point;
 mod receipt;
 pub mod retry;
 pub mod rules;
+mod settings;
 #[cfg(feature = "sqlite")]
 mod sqlite_error;
+mod state;
 pub mod store;
 mod terms;
 mod token;
@@ -129,6 +131,7 @@ pub use handler::{Failure, Handler};
 pub use job::{Job, JobId, NewJob};
 pub use lease::{FencingToken, LeaseTerms};
 pub use retry::RetryPolicy;
+pub use state::State;
 pub use store::Store;
 pub use worker::{QueueConfig, Worker, WorkerHandle};
 

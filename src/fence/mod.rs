@@ -117,6 +117,7 @@ impl<F: Fence + ?Sized> Fence for &F {
 
 /// What was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum Op {
     /// Opening.
     Open,

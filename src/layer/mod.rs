@@ -23,8 +23,6 @@
 //! Layers run inside the lease, as part of the handler: a timeout, a lost lease and a panic end
 //! them with it. Whatever a layer does after [`Next::run`] is not done if the handler is dropped.
 
-use std::any::{Any, TypeId};
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -128,19 +126,5 @@ impl AnyHandler for Layered {
         let chain = Arc::clone(&self.0);
         let depth = 0;
         Ok(Box::pin(Next { ctx, chain, depth }.run()))
-    }
-}
-
-/// What the handlers of a worker share, by type.
-#[derive(Default)]
-pub(crate) struct StateMap(HashMap<TypeId, Box<dyn Any + Send + Sync>>);
-
-impl StateMap {
-    pub(crate) fn insert<T: Send + Sync + 'static>(&mut self, state: T) {
-        self.0.insert(TypeId::of::<T>(), Box::new(state));
-    }
-
-    pub(crate) fn get<T: 'static>(&self) -> Option<&T> {
-        self.0.get(&TypeId::of::<T>())?.downcast_ref()
     }
 }

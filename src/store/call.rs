@@ -1,4 +1,8 @@
 //! What is said to a store and what it answers: the arguments and answers of the verbs.
+//!
+//! Most of these are exhaustive on purpose: a store that ignored a new outcome or left out a new
+//! part of an answer would break its contract without a word from the compiler. Adding one is a
+//! breaking change, and is meant to be.
 
 use std::fmt;
 use std::sync::Arc;

@@ -71,16 +71,16 @@ pub(crate) fn encode(job: &JobRecord, out: &mut Vec<u8>) {
     for duration in [
         options.term,
         options.max_lifetime,
-        options.timeout,
-        options.stall_limit,
+        options.runs.timeout,
+        options.runs.stall_limit,
         options.retention,
     ] {
         put_duration(out, duration);
     }
-    if let Some(limit) = options.max_failures {
+    if let Some(limit) = options.runs.max_failures {
         out.extend_from_slice(&limit.to_le_bytes());
     }
-    if let Some(retry) = options.retry {
+    if let Some(retry) = options.runs.retry {
         put_duration(out, Some(retry.base));
         put_duration(out, Some(retry.cap));
         out.extend_from_slice(&retry.factor.to_bits().to_le_bytes());
@@ -120,11 +120,11 @@ fn flags(job: &JobRecord) -> u16 {
         (job.exclusive.is_some(), flag::EXCLUSIVE),
         (options.term.is_some(), flag::TERM),
         (options.max_lifetime.is_some(), flag::MAX_LIFETIME),
-        (options.timeout.is_some(), flag::TIMEOUT),
-        (options.stall_limit.is_some(), flag::STALL_LIMIT),
+        (options.runs.timeout.is_some(), flag::TIMEOUT),
+        (options.runs.stall_limit.is_some(), flag::STALL_LIMIT),
         (options.retention.is_some(), flag::RETENTION),
-        (options.max_failures.is_some(), flag::MAX_FAILURES),
-        (options.retry.is_some(), flag::RETRY),
+        (options.runs.max_failures.is_some(), flag::MAX_FAILURES),
+        (options.runs.retry.is_some(), flag::RETRY),
         (!job.headers.is_empty(), flag::HEADERS),
         (job.checkpoint.is_some(), flag::CHECKPOINT),
         (job.result.is_some(), flag::RESULT),
@@ -285,17 +285,17 @@ pub(crate) fn decode(bytes: &Bytes, kinds: &mut Kinds) -> Result<JobRecord> {
         })
     })?;
     let exclusive = input.part(has(flag::EXCLUSIVE), Input::key)?;
-    let options = JobOptions {
-        priority,
-        max_expiries,
-        term: input.part(has(flag::TERM), Input::duration)?,
-        max_lifetime: input.part(has(flag::MAX_LIFETIME), Input::duration)?,
-        timeout: input.part(has(flag::TIMEOUT), Input::duration)?,
-        stall_limit: input.part(has(flag::STALL_LIMIT), Input::duration)?,
-        retention: input.part(has(flag::RETENTION), Input::duration)?,
-        max_failures: input.part(has(flag::MAX_FAILURES), Input::u32)?,
-        retry: input.part(has(flag::RETRY), Input::retry)?,
-    };
+    // In the order in which they were written.
+    let mut options = JobOptions::default();
+    options.priority = priority;
+    options.max_expiries = max_expiries;
+    options.term = input.part(has(flag::TERM), Input::duration)?;
+    options.max_lifetime = input.part(has(flag::MAX_LIFETIME), Input::duration)?;
+    options.runs.timeout = input.part(has(flag::TIMEOUT), Input::duration)?;
+    options.runs.stall_limit = input.part(has(flag::STALL_LIMIT), Input::duration)?;
+    options.retention = input.part(has(flag::RETENTION), Input::duration)?;
+    options.runs.max_failures = input.part(has(flag::MAX_FAILURES), Input::u32)?;
+    options.runs.retry = input.part(has(flag::RETRY), Input::retry)?;
     let headers = input.part(has(flag::HEADERS), |input| {
         input.many(|input| Ok((input.text()?, input.text()?)))
     })?;
@@ -468,7 +468,7 @@ fn corrupt(why: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::{NewJob, QueueName};
+    use crate::job::{NewJob, QueueName, RunSettings};
     #[cfg(any(feature = "sqlite", feature = "postgres"))]
     use crate::rules::ends;
     use proptest::prelude::*;
@@ -538,10 +538,12 @@ mod tests {
                 policy.factor = factor;
                 policy
             });
-            JobOptions {
-                priority, term, max_lifetime, timeout, stall_limit, max_failures, max_expiries,
-                retry, retention,
-            }
+            let mut runs = RunSettings::default();
+            runs.retry = retry;
+            runs.max_failures = max_failures;
+            runs.timeout = timeout;
+            runs.stall_limit = stall_limit;
+            JobOptions { priority, term, max_lifetime, runs, max_expiries, retention }
         }
     }
 

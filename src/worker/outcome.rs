@@ -20,7 +20,7 @@ use bytes::Bytes;
 use super::held::Stop;
 use super::pool::PoolQueue;
 use crate::handler::{Failure, Wish};
-use crate::job::JobRecord;
+use crate::job::{JobRecord, RunSettings};
 use crate::lease::FencingToken;
 use crate::limits;
 use crate::panics::caught;
@@ -133,12 +133,13 @@ impl Facts<'_> {
     /// One more failure: the job is retried after `delay`, or else after the policy's, until it has
     /// failed too often.
     fn failed(&self, reason: String, delay: Option<Duration>, jitter: fn() -> f64) -> Outcome {
-        let options = &self.job.options;
+        let runs = self.job.options.runs.or(self.queue.runs);
         let failures = self.job.failures + 1;
-        if failures >= options.max_failures.unwrap_or(self.queue.max_failures) {
+        let most = runs.max_failures;
+        if failures >= most.unwrap_or(RunSettings::DEFAULT_MAX_FAILURES) {
             return Outcome::Bury { reason };
         }
-        let policy = options.retry.unwrap_or(self.queue.retry);
+        let policy = runs.retry.unwrap_or_default();
         let delay = delay.unwrap_or_else(|| policy.delay(failures, jitter()));
         Outcome::Retry {
             delay: delay.min(limits::DURATION_MAX),
@@ -180,15 +181,15 @@ mod tests {
         let new = NewJob::raw(name.clone(), Kind::new("k").unwrap(), Bytes::new());
         let mut job = JobRecord::new(JobId::generate(), new, Timestamp::ZERO);
         job.failures = failures;
+        let mut runs = RunSettings::default();
+        runs.retry = Some(RetryPolicy::constant(DELAY));
+        runs.max_failures = Some(3);
         let queue = PoolQueue {
             meter: QueueMeter::new(&name),
             name,
             weight: 1.0,
             terms: LeaseTerms::default(),
-            retry: RetryPolicy::constant(DELAY),
-            max_failures: 3,
-            timeout: None,
-            stall_limit: None,
+            runs,
             slots: None,
         };
         let facts = Facts {

@@ -24,12 +24,11 @@ use crate::calls::session::Session;
 use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Verb};
 use crate::handler::AnyHandler;
-use crate::job::{Kind, QueueName};
-use crate::layer::StateMap;
+use crate::job::{Kind, QueueName, RunSettings};
 use crate::lease::LeaseTerms;
 use crate::observe::Observers;
 use crate::observe::metrics::{KindMeter, PoolMeter, QueueMeter};
-use crate::retry::RetryPolicy;
+use crate::state::StateMap;
 use crate::store::{ClaimQueue, Store};
 
 /// One queue that a pool claims from.
@@ -37,10 +36,8 @@ pub(crate) struct PoolQueue {
     pub(crate) name: QueueName,
     pub(crate) weight: f64,
     pub(crate) terms: LeaseTerms,
-    pub(crate) retry: RetryPolicy,
-    pub(crate) max_failures: u32,
-    pub(crate) timeout: Option<Duration>,
-    pub(crate) stall_limit: Option<Duration>,
+    /// The queue's, and the worker's where the queue says nothing.
+    pub(crate) runs: RunSettings,
     /// How many of its handlers may run at once in this pool. None: as many as the pool has slots.
     pub(crate) slots: Option<usize>,
     pub(crate) meter: QueueMeter,

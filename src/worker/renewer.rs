@@ -160,7 +160,8 @@ fn beat_for(pool: &Pool, held: &HeldGrant, now: Instant, every: Duration) -> Opt
         if lease.has_ended() || lease.stopped().is_some_and(Stop::is_lost) {
             continue;
         }
-        let limit = lease.job.options.stall_limit.or(queue.stall_limit);
+        let own = lease.job.options.runs.stall_limit;
+        let limit = own.or(queue.runs.stall_limit);
         let running = held.last_progress(index).filter(|_| !lease.is_handed_in());
         let still = running.map(|last| now.saturating_duration_since(last));
         if limit

@@ -276,11 +276,8 @@ async fn attend(
     // The span's wrapper is not `Unpin`; the handler stays where it is from here on.
     let mut running = std::pin::pin!(running);
     pool.wake_another();
-    let timeout = lease
-        .job
-        .options
-        .timeout
-        .or(pool.queues[held.queue].timeout);
+    let own = lease.job.options.runs.timeout;
+    let timeout = own.or(pool.queues[held.queue].runs.timeout);
     tokio::select! {
         biased;
         ran = running.as_mut() => ran,

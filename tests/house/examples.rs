@@ -54,6 +54,7 @@ fn layers() {
         "dead: charge: a charge of nothing",
         "healthy: true",
         "3 runs, 0 unsettled",
+        "in the till: 1500 cents",
     ];
     expect("layers", &lines);
 }

@@ -10,7 +10,7 @@ use leasehold::store::{Enqueued, Outcome};
 use leasehold::worker::DrainReport;
 use leasehold::{
     Client, Context, Error, ErrorKind, Failure, FencingToken, Handler, Job, JobId, LeaseTerms,
-    NewJob, QueueConfig, RetryPolicy, Store, Worker, async_trait,
+    NewJob, QueueConfig, RetryPolicy, State, Store, Worker, async_trait,
 };
 use serde::{Deserialize, Serialize};
 
@@ -50,7 +50,7 @@ fn handles_cross_threads() {
 #[test]
 fn seams_are_object_safe() {
     let _: Arc<dyn Store> = Arc::new(MemoryStore::new());
-    let _: Box<dyn Handler<Ping>> = Box::new(by_anyhow);
+    let _: Box<dyn Handler<Ping>> = Box::new(ByTrait);
     let _: Arc<dyn Observer> = Arc::new(|_: &Event<'_>| {});
 }
 
@@ -108,6 +108,15 @@ async fn by_error(_: Ping, ctx: Context) -> leasehold::Result<()> {
     Ok(())
 }
 
+async fn by_states(
+    _: Ping,
+    _: Context,
+    _: State<u8>,
+    State(_): State<Arc<str>>,
+) -> leasehold::Result<()> {
+    Ok(())
+}
+
 struct ByTrait;
 
 #[async_trait]
@@ -128,6 +137,9 @@ async fn each_of_these_is_a_handler() {
     let _ = client.worker().handle(by_failure);
     let _ = client.worker().handle(by_error);
     let _ = client.worker().handle(ByTrait);
+    let shared: Arc<dyn Handler<Ping>> = Arc::new(ByTrait);
+    let _ = client.worker().handle(shared);
+    let _ = client.worker().handle(by_states);
     let _ = client
         .worker()
         .handle(|_: Ping, _: Context| async { anyhow::Ok(()) });

@@ -554,14 +554,10 @@ fn i12_a_lapsed_lease_that_lived() {
 }
 
 fn record(command: &ControlCommand, done: u64) -> AuditView {
-    AuditView {
-        at: Timestamp::ZERO,
-        actor: "op".into(),
-        reason: "why".into(),
-        command: command.to_string(),
-        done,
-        tokens: vec![],
-    }
+    let command = command.to_string();
+    let mut record = AuditView::new(Timestamp::ZERO, "op".into(), "why".into(), command);
+    record.done = done;
+    record
 }
 
 #[test]

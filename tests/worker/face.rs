@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use leasehold::handler::IntoHandler;
 use leasehold::job::{JobOptions, JobState, QueueName};
 use leasehold::layer::{Layer, Next};
 use leasehold::lease::Cause;
@@ -16,7 +17,7 @@ use leasehold::store::MemoryStore;
 use leasehold::worker::Death;
 use leasehold::{
     Client, Context, ErrorKind, Failure, Handler, Job, LeaseTerms, NewJob, QueueConfig,
-    RetryPolicy, Store, Worker, async_trait,
+    RetryPolicy, State, Store, Worker, async_trait,
 };
 use serde::{Deserialize, Serialize};
 use support::{Fate, Faulty};
@@ -77,7 +78,7 @@ async fn completed(client: &Client) -> u64 {
 }
 
 /// A handler that waits until it is let go.
-fn waiting(gate: &Arc<Notify>) -> impl Handler<Add> + use<> {
+fn waiting(gate: &Arc<Notify>) -> impl IntoHandler<Add, (), Handler: Handler<Add>> + use<> {
     let gate = Arc::clone(gate);
     move |_: Add, _: Context| {
         let gate = Arc::clone(&gate);
@@ -317,6 +318,60 @@ async fn state_is_found_by_its_type_and_missed_by_name() {
         why.contains("no state of type alloc::string::String"),
         "{why}"
     );
+}
+
+#[derive(Clone)]
+struct Word(&'static str);
+
+type Said = Arc<Mutex<Vec<String>>>;
+
+async fn say(
+    Add { n }: Add,
+    ctx: Context,
+    State(word): State<Word>,
+    State(said): State<Said>,
+    State(mark): State<char>,
+    State(times): State<usize>,
+) -> Result<(), Failure> {
+    assert_eq!(ctx.state::<char>()?, &mark);
+    let word = word.0.repeat(times);
+    said.lock().unwrap().push(format!("{word}{mark}{n}"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn functions_take_what_the_worker_was_given() {
+    let client = client();
+    client.enqueue(Add { n: 7 }).await.unwrap();
+    let said = Said::default();
+    let worker = client.worker().state(Word("ha")).handle(say);
+    let worker = worker.state(Arc::clone(&said)).state('!').state(2_usize);
+    run(worker, async || completed(&client).await == 1).await;
+    assert_eq!(*said.lock().unwrap(), ["haha!7"]);
+}
+
+#[tokio::test]
+async fn what_a_function_takes_and_nobody_gave_is_named_before_the_start() {
+    async fn one(_: Add, _: Context, _: State<Word>) -> Result<(), Failure> {
+        Ok(())
+    }
+    let name = std::any::type_name::<Word>();
+    let without = [
+        client().worker().handle(one),
+        client().worker().handle(one).state('!'),
+        client().worker().handle(one).state(Arc::new(Word("ha"))),
+    ];
+    for worker in without {
+        let (field, text) = refused(worker);
+        assert_eq!(field, "state");
+        assert!(text.contains(name) && text.contains("\"add\""), "{text}");
+    }
+    // The last of four, as well as the only one.
+    let worker = client().worker().handle(say).state(Word("ha")).state('!');
+    let (_, text) = refused(worker.state(Said::default()));
+    assert!(text.contains("usize"), "{text}");
+    let worker = client().worker().handle(one).state(Word("ha"));
+    worker.run_until(async {}).await.unwrap();
 }
 
 struct Shared(AtomicUsize);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::act::counted;
 use super::{Cli, Done, Output, jobs, leases, out};
 use leasehold::inspect::JobView;
-use leasehold::lease::{EndedLease, LeaseEnd};
+use leasehold::lease::{Cause, EndedLease, LeaseEnd};
 
 /// Prints everything that is known of a job.
 pub(super) fn show(view: &JobView, cli: &Cli) -> Done {
@@ -33,19 +33,15 @@ pub(super) fn why(ended: &EndedLease) -> String {
         return reason.clone();
     }
     let why = match ended.end {
-        LeaseEnd::Expired(cause) => match cause {
-            leasehold::lease::Cause::Deadline => {
-                "nobody renewed it: the holder died, froze or was cut off"
-            }
-            leasehold::lease::Cause::Stalled => {
-                "the handler showed no progress for its stall limit"
-            }
-            leasehold::lease::Cause::Lifetime => "it reached its maximum lifetime",
-        },
+        LeaseEnd::Expired(Cause::Deadline) => {
+            "nobody renewed it: the holder died, froze or was cut off"
+        }
+        LeaseEnd::Expired(Cause::Stalled) => "the handler showed no progress for its stall limit",
+        LeaseEnd::Expired(Cause::Lifetime) => "it reached its maximum lifetime",
         LeaseEnd::Completed => "done",
         LeaseEnd::Surrendered => "handed back unfinished",
         LeaseEnd::Cancelled => "called off",
-        LeaseEnd::Retried | LeaseEnd::Buried | LeaseEnd::Revoked => "no reason given",
+        _ => "no reason given",
     };
     why.to_owned()
 }
@@ -66,11 +62,11 @@ fn object(view: &JobView) -> Value {
     let mut object = jobs::object(view);
     let more = json!({
         "suspect": job.is_suspect(),
-        "max_failures": options.max_failures,
+        "max_failures": options.runs.max_failures,
         "max_expiries": options.max_expiries,
         "term_seconds": seconds(options.term),
-        "timeout_seconds": seconds(options.timeout),
-        "stall_limit_seconds": seconds(options.stall_limit),
+        "timeout_seconds": seconds(options.runs.timeout),
+        "stall_limit_seconds": seconds(options.runs.stall_limit),
         "max_lifetime_seconds": seconds(options.max_lifetime),
         "retention_seconds": seconds(options.retention),
         "unique_key": job.unique.as_ref().map(|unique| unique.key.as_str()),

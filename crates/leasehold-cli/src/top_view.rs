@@ -279,25 +279,20 @@ mod tests {
     use super::*;
     use leasehold::clock::Timestamp;
     use leasehold::hooks::monotonic;
-    use leasehold::job::{JobId, Kind, QueueName};
+    use leasehold::job::{JobId, JobRecord, Kind, NewJob, QueueName};
     use leasehold::lease::FencingToken;
 
     fn lease(owner: &str, left: u64) -> LeaseView {
-        LeaseView {
-            queue: QueueName::default(),
-            job: JobId::from_bytes([7; 16]),
-            kind: Kind::new("mail").unwrap(),
-            token: FencingToken::new(1_800_000_000_000_000),
-            owner: owner.into(),
-            task: "deploy-7".into(),
-            attempt: 2,
-            granted_at: Timestamp::ZERO,
-            time_left: Duration::from_secs(left),
-            term: Duration::from_secs(60),
-            renewals: 3,
-            cancel: false,
-            progress: None,
-        }
+        let queue = QueueName::default();
+        let new = NewJob::raw(queue.clone(), Kind::new("mail").unwrap(), vec![]);
+        let mut job = JobRecord::new(JobId::from_bytes([7; 16]), new, Timestamp::ZERO);
+        job.failures = 1;
+        let token = FencingToken::new(1_800_000_000_000_000);
+        let mut lease = LeaseView::new(queue, &job, token, owner.into(), "deploy-7".into());
+        lease.time_left = Duration::from_secs(left);
+        lease.term = Duration::from_secs(60);
+        lease.renewals = 3;
+        lease
     }
 
     fn snapshot(at: Instant, completed: u64, expired: u64) -> Snapshot {

@@ -34,11 +34,11 @@ pub async fn everything_given_reaches_the_claim(d: &Driver) {
     new.payload = Bytes::from_static(&[0, 255, 1]);
     new.options.term = Some(secs(7));
     new.options.max_lifetime = Some(secs(70));
-    new.options.timeout = Some(secs(8));
-    new.options.stall_limit = Some(secs(9));
-    new.options.max_failures = Some(11);
+    new.options.runs.timeout = Some(secs(8));
+    new.options.runs.stall_limit = Some(secs(9));
+    new.options.runs.max_failures = Some(11);
     new.options.max_expiries = 12;
-    new.options.retry = Some(RetryPolicy::constant(secs(13)));
+    new.options.runs.retry = Some(RetryPolicy::constant(secs(13)));
     new.options.retention = Some(secs(14));
     let held = d.held(new.clone()).await;
     let got = &*held.job;

@@ -108,7 +108,7 @@ pub async fn bury_makes_dead(d: &Driver) {
 /// The store counts failures; the worker decides what they mean.
 pub async fn failures_never_kill_a_job(d: &Driver) {
     let mut new = job();
-    new.options.max_failures = Some(1);
+    new.options.runs.max_failures = Some(1);
     d.enqueue(new).await;
     for failures in 0..5 {
         let held = d.claim_one().await;

@@ -42,7 +42,8 @@
 //! zombie may still write to what its successor has not opened yet, as long as it has not read it
 //! either.
 //!
-//! [`run`] runs a handler on one job and tells how it ended. Both need no store. A clock to drive a
+//! [`run`] runs a handler on one job and tells how it ended, [`run_with`] does so with the state
+//! and the layers of its worker. None of these needs a store. A clock to drive a
 //! [`MemoryStore`](leasehold::store::MemoryStore) by hand is [`ManualClock`].
 //!
 //! [`Context::fence`]: leasehold::Context::fence
@@ -55,5 +56,5 @@ mod zombie;
 pub use leasehold::clock::ManualClock;
 pub use leasehold::hooks::await_point;
 pub use report::{Fault, FaultKind, FrozenAt, Report};
-pub use run::{Ended, Ran, run};
+pub use run::{Ended, Ran, run, run_with};
 pub use zombie::Zombie;

@@ -8,11 +8,11 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 
 use super::stage::Stage;
-use leasehold::Handler;
-use leasehold::Result;
+use leasehold::handler::IntoHandler;
 use leasehold::job::{Job, NewJob};
 use leasehold::lease::FencingToken;
 use leasehold::store;
+use leasehold::{Handler, Result, Worker};
 
 /// How a run of a handler ends for its job.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -112,13 +112,49 @@ pub struct Ran {
 ///
 /// # Errors
 /// If the job breaks a limit. What the handler returns is no error here.
-pub async fn run<J: Job, H: Handler<J>>(handler: H, job: &J) -> Result<Ran> {
+pub async fn run<J: Job, M>(
+    handler: impl IntoHandler<J, M, Handler: Handler<J>>,
+    job: &J,
+) -> Result<Ran> {
+    run_with(handler, job, |worker| worker).await
+}
+
+/// As [`run`], with what the handler's worker has around it: shared state, layers.
+///
+/// ```
+/// use leasehold::{Context, Failure, Job, State};
+/// # use serde::{Deserialize, Serialize};
+/// # #[derive(Serialize, Deserialize)]
+/// # struct Mail { to: String }
+/// # impl Job for Mail { const KIND: &'static str = "mail"; }
+/// #[derive(Clone)]
+/// struct Domain(&'static str);
+///
+/// async fn mail(mail: Mail, _: Context, State(domain): State<Domain>) -> Result<(), Failure> {
+///     if mail.to.ends_with(domain.0) { Ok(()) } else { Err(Failure::bury("not one of ours")) }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> leasehold::Result<()> {
+/// let ann = Mail { to: "ann@example.org".into() };
+/// let ran = leasehold_testing::run_with(mail, &ann, |worker| worker.state(Domain("example.com")));
+/// ran.await?.assert_buried("not one of ours");
+/// # Ok(()) }
+/// ```
+///
+/// # Errors
+/// As [`run`]; and if the handler takes state that the worker was not given.
+pub async fn run_with<J: Job, M>(
+    handler: impl IntoHandler<J, M, Handler: Handler<J>>,
+    job: &J,
+    around: impl FnOnce(Worker) -> Worker,
+) -> Result<Ran> {
     let job = NewJob::of(job)?;
     let queue = job.queue.clone();
     let stage = Stage::new(Arc::default());
     stage.enqueue(job).await?;
     let mut actor = stage
-        .claim(|worker| worker.handle_in::<J, H>(queue.as_str(), handler))
+        .claim(|worker| around(worker).handle_in(queue.as_str(), handler))
         .await?;
     actor.go_to(usize::MAX).await;
     let (result, checkpoint) = (actor.result(), actor.checkpoint().await?);

@@ -10,10 +10,9 @@ use std::time::Duration;
 use super::report::{Fault, FaultKind, FrozenAt, Report};
 use super::run::Ended;
 use super::stage::{Actor, Stage, Step, lock};
-use leasehold::Handler;
-use leasehold::Result;
+use leasehold::handler::IntoHandler;
 use leasehold::job::{Job, Key, NewJob};
-use leasehold::worker::Worker;
+use leasehold::{Handler, Result, Worker};
 
 /// A run that takes this long on the virtual clock waits for something that will not come: no lease
 /// lives longer by default.
@@ -65,7 +64,7 @@ impl<R: Clone + Send + 'static> Zombie<R> {
     /// They are in this process: memory, SQLite, files behind a
     /// [`FencedFile`](leasehold::fence::file::FencedFile). Real sockets do not go with virtual
     /// time.
-    pub fn new<J: Job, H: Handler<J>>(
+    pub fn new<J: Job, M, H: IntoHandler<J, M, Handler: Handler<J>>>(
         job: &J,
         make: impl Fn() -> R + Send + 'static,
         handler: impl Fn(R) -> H + Send + 'static,
@@ -76,11 +75,21 @@ impl<R: Clone + Send + 'static> Zombie<R> {
             key: None,
             make: Box::new(make),
             handle: Box::new(move |resources, worker, queue| {
-                worker.handle_in::<J, H>(queue, handler(resources))
+                worker.handle_in(queue, handler(resources))
             }),
             watches: Vec::new(),
             patience: Duration::from_secs(30),
         }
+    }
+
+    /// What the handler's worker has around it, made of the resources: shared state, layers.
+    pub fn worker(mut self, around: impl Fn(R, Worker) -> Worker + Send + 'static) -> Self {
+        let handle = self.handle;
+        self.handle = Box::new(move |resources: R, worker, queue| {
+            let worker = around(resources.clone(), worker);
+            handle(resources, worker, queue)
+        });
+        self
     }
 
     /// Watches a resource: no effect of the zombie may be accepted once its successor has opened

@@ -98,14 +98,9 @@ impl State {
             job,
             location,
         } = self.jobs.get(&id)?;
-        let mut view = JobView {
-            queue: self.queues[*queue].name.clone(),
-            state: location.state(),
-            parked: matches!(location, Location::Parked(_)),
-            job: Arc::clone(job),
-            lease: None,
-            settled_at: None,
-        };
+        let name = self.queues[*queue].name.clone();
+        let mut view = JobView::new(name, location.state(), Arc::clone(job));
+        view.parked = matches!(location, Location::Parked(_));
         match location {
             Location::Leased { grant, token } => {
                 let grant = self.grants.get(grant)?;

@@ -25,14 +25,7 @@ pub(crate) fn state_code(state: JobState) -> i64 {
 
 /// A job without a lease.
 pub(crate) fn waiting(queue: &QueueName, state: JobState, job: JobRecord) -> JobView {
-    JobView {
-        queue: queue.clone(),
-        state,
-        parked: false,
-        job: Arc::new(job),
-        lease: None,
-        settled_at: None,
-    }
+    JobView::new(queue.clone(), state, Arc::new(job))
 }
 
 /// A lease of a live grant.
@@ -64,5 +57,5 @@ pub(crate) fn lease_view(
 pub(crate) fn parked_view(key: Vec<u8>, jobs: u64) -> Option<(String, ParkedView)> {
     let text = String::from_utf8(key).ok()?;
     let key = Key::new(&text).ok()?;
-    Some((text, ParkedView { key, jobs }))
+    Some((text, ParkedView::new(key, jobs)))
 }

@@ -53,7 +53,7 @@ impl Job for Pay {
     /// Kills are not the job's fault: it is tried for as long as it takes.
     fn options(&self) -> JobOptions {
         let mut options = JobOptions::default();
-        options.max_failures = Some(100_000);
+        options.runs.max_failures = Some(100_000);
         options.max_expiries = 10_000;
         options
     }

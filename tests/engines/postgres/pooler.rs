@@ -23,7 +23,7 @@ impl Job for Pay {
 
     fn options(&self) -> JobOptions {
         let mut options = JobOptions::default();
-        options.max_failures = Some(1_000);
+        options.runs.max_failures = Some(1_000);
         options
     }
 }

@@ -59,8 +59,8 @@ const REBUILT_LATER: List = &[
             (
                 "src/store/postgres/",
                 &[
-                    "bell", "bells", "ear", "fold", "folded", "folds", "luck", "nap", "ride", "riding",
-                    "seal", "sealing",
+                    "bell", "bells", "ear", "fold", "folded", "folds", "luck", "nap", "ride",
+                    "riding", "seal", "sealing",
                 ],
             ),
             (

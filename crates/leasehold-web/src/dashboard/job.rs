@@ -85,6 +85,8 @@ fn summary(asked: &Asked, view: &JobView) -> Html {
             act("Purge", "danger", "purge");
         }
         JobState::Completed | JobState::Cancelled => act("Purge", "danger", "purge"),
+        // A state that this page does not know yet: nothing that could be wrong.
+        _ => {}
     }
     put!(html, "</p></section>");
     html
@@ -149,6 +151,7 @@ pub(super) fn end_words(end: LeaseEnd) -> (&'static str, &'static str) {
         LeaseEnd::Expired(Cause::Stalled) => ("expired", "expired: no progress"),
         LeaseEnd::Expired(Cause::Lifetime) => ("expired", "expired: too old"),
         LeaseEnd::Revoked => ("revoked", "revoked"),
+        other => ("released", other.as_str()),
     }
 }
 
@@ -259,8 +262,8 @@ fn stored(asked: &Asked, view: &JobView) -> Html {
     let durations = [
         ("Term", job.options.term),
         ("Maximum lifetime", job.options.max_lifetime),
-        ("Timeout", job.options.timeout),
-        ("Stall limit", job.options.stall_limit),
+        ("Timeout", job.options.runs.timeout),
+        ("Stall limit", job.options.runs.stall_limit),
         ("Retention", job.options.retention),
     ];
     for (name, value) in durations {
@@ -269,7 +272,7 @@ fn stored(asked: &Asked, view: &JobView) -> Html {
         }
     }
     fact("Expiry limit", &job.options.max_expiries.to_string());
-    if let Some(most) = job.options.max_failures {
+    if let Some(most) = job.options.runs.max_failures {
         fact("Failure limit", &most.to_string());
     }
     if let Some(unique) = &job.unique {

@@ -95,7 +95,6 @@ const KNOWN: List = &[
             ("crates/leasehold-web/src/dashboard/workers.rs", &["heard"]),
             ("examples/embedding.rs", &["greetings"]),
             ("src/guide/mod.rs", &["lifecycle"]),
-            ("src/job.rs", &["stowed"]),
             ("src/store/sqlite/migrate.rs", &["nap"]),
             ("src/store/sqlite/turn.rs", &["nap", "naps"]),
             ("src/worker/mod.rs", &["rides"]),

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::State;
 use super::place::Stored;
+use super::{GrantState, LeaseState, State};
 use crate::clock::Timestamp;
 use crate::job::JobRecord;
-use crate::lease::{FencingToken, Verdict};
+use crate::lease::{FencingToken, Receipt, Verdict};
 use crate::rules::ends::{self, End, LeaseFacts, Next, Settling};
 use crate::store::Settlement;
 
@@ -49,6 +49,17 @@ impl State {
         let end = ends::settle(&ended.job, &settling);
         self.end(ended, end, now);
         Verdict::Held { late, cancel }
+    }
+
+    /// The holder's lease, if the receipt is the current one.
+    pub(super) fn held(&self, receipt: &Receipt) -> Option<(&GrantState, &LeaseState)> {
+        let grant = self.grants.get(&receipt.grant)?;
+        let lease = grant.leases.get(&receipt.token)?;
+        let is_proof = self.queues[grant.queue].name == receipt.queue
+            && receipt.partition == 0
+            && grant.nonce.matches(&receipt.nonce)
+            && lease.job == receipt.job;
+        is_proof.then_some((grant, lease))
     }
 
     /// Takes a lease out of its grant, and its job out of the jobs. [`State::end`] puts it back.

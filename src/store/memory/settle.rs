@@ -28,10 +28,9 @@ impl State {
 
     fn settle_one(&mut self, settlement: &Settlement, now: Timestamp) -> Verdict {
         let Settlement { receipt, outcome } = settlement;
-        let held = self.held(receipt);
-        let late = held.map(|(grant, _)| grant.deadline <= now);
-        let ended = late.and_then(|_| self.take_leased(receipt.grant, receipt.token));
-        let Some((late, ended)) = late.zip(ended) else {
+        let held = self.held(receipt).map(|(grant, _)| grant.deadline <= now);
+        let taken = |late| Some((late, self.take_leased(receipt.grant, receipt.token)?));
+        let Some((late, ended)) = held.and_then(taken) else {
             self.fenced(&receipt.queue, 1);
             return Verdict::Fenced;
         };

@@ -1,12 +1,11 @@
 //! Jobs: what is stored, and what a caller asks to be stored. Data only, no I/O.
 
-use std::cell::Cell;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::str::FromStr;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -505,42 +504,7 @@ pub(crate) fn into_jobs<M>(jobs: impl IntoIterator<Item: IntoJob<M>>) -> Result<
 
 /// A job as JSON.
 fn encoded<J: Job>(job: &J) -> serde_json::Result<Bytes> {
-    /// A buffer that has grown beyond this is not kept.
-    const KEPT: usize = 64 << 10;
-    thread_local! {
-        static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
-    }
-    // Taken, not borrowed: a job may hold one that it encodes on the way.
-    let mut buffer = BUFFER.take();
-    buffer.clear();
-    serde_json::to_writer(&mut buffer, job)?;
-    let payload = packed(&buffer);
-    if buffer.capacity() <= KEPT {
-        BUFFER.set(buffer);
-    }
-    Ok(payload)
-}
-
-/// A copy of a payload. Small ones share memory with those that the thread made before: allocating
-/// each by itself, and freeing it on another thread, costs as much as encoding it. Keeping one of
-/// them keeps at most the memory that they share.
-fn packed(payload: &[u8]) -> Bytes {
-    const SHARED: usize = 4 << 10;
-    const SMALL: usize = SHARED / 8;
-    thread_local! {
-        static ROOM: Cell<BytesMut> = Cell::new(BytesMut::new());
-    }
-    if payload.len() > SMALL {
-        return Bytes::copy_from_slice(payload);
-    }
-    let mut room = ROOM.take();
-    if room.capacity() < payload.len() {
-        room = BytesMut::with_capacity(SHARED);
-    }
-    room.extend_from_slice(payload);
-    let packed = room.split().freeze();
-    ROOM.set(room);
-    packed
+    serde_json::to_vec(job).map(Bytes::from)
 }
 
 fn header_bytes(headers: &Headers) -> usize {
@@ -665,23 +629,6 @@ mod tests {
 
         let error = NewJob::of(&Nameless).unwrap_err();
         assert!(error.to_string().contains("kind"), "{error}");
-    }
-
-    #[test]
-    fn payloads_that_share_memory_are_their_own() {
-        // Small and large in turn, and more of them than fit into what is shared.
-        let texts = |n: usize| vec![b'a' + (n % 26) as u8; n * 7 % 700];
-        let mut packed: Vec<(usize, Bytes)> = (0..200).map(|n| (n, packed(&texts(n)))).collect();
-        let neighbours = packed.windows(2).filter(|pair| {
-            let end = pair[0].1.as_ptr_range().end;
-            end == pair[1].1.as_ptr()
-        });
-        assert!(neighbours.count() > 50, "none shares any");
-        // Whoever is gone takes nothing of the others along.
-        packed.retain(|(n, _)| n % 3 == 0);
-        for (n, bytes) in packed {
-            assert_eq!(bytes, texts(n));
-        }
     }
 
     #[test]

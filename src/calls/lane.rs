@@ -9,6 +9,7 @@
 //! whatever the later copies are told.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
@@ -172,6 +173,42 @@ pub(crate) fn spread(bound: Duration) -> Duration {
     bound.mul_f64(fastrand::f64())
 }
 
+/// How many quick repeats a process can afford: each call earns half of one, and ten can be saved
+/// up. Once they are spent, repeats wait as long as they would at the end of a long outage, so that
+/// a store that is half down never sees more than one and a half times its usual number of calls.
+pub(super) struct RepeatBudget {
+    /// In halves of a repeat.
+    saved: AtomicU32,
+}
+
+impl RepeatBudget {
+    const MOST: u32 = 20;
+
+    /// A call is made.
+    fn earn(&self) {
+        let more = |saved: u32| (saved < Self::MOST).then_some(saved + 1);
+        let _ = self
+            .saved
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+    }
+
+    /// Whether a quick repeat is affordable. If so, it is paid for.
+    fn spend(&self) -> bool {
+        let less = |saved: u32| saved.checked_sub(2);
+        self.saved
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
+            .is_ok()
+    }
+}
+
+impl Default for RepeatBudget {
+    fn default() -> Self {
+        Self {
+            saved: AtomicU32::new(Self::MOST),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,5 +242,18 @@ mod tests {
         assert!(matches!(denied, Answer::GaveUp(_)));
         let known = call(&[Unavailable, Contended]).await;
         assert!(matches!(known, Answer::Known(())));
+    }
+
+    #[test]
+    fn repeats_are_at_most_half_of_the_calls_once_the_savings_are_spent() {
+        let budget = RepeatBudget::default();
+        let saved = (0..1_000).filter(|_| budget.spend()).count();
+        assert_eq!(saved, 10);
+        let calls = 1_000;
+        let repeats = (0..calls).filter(|_| {
+            budget.earn();
+            budget.spend()
+        });
+        assert_eq!(repeats.count(), calls / 2);
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use tokio::sync::Mutex;
 
-use super::lane::Lane;
+use super::lane::{Lane, RepeatBudget};
 use crate::error::Result;
 use crate::store::{SessionId, Store};
 
@@ -63,59 +63,5 @@ impl Session {
                 Ok(id)
             }
         }
-    }
-}
-
-/// How many quick repeats a process can afford: each call earns half of one, and ten can be saved
-/// up. Once they are spent, repeats wait as long as they would at the end of a long outage, so that
-/// a store that is half down never sees more than one and a half times its usual number of calls.
-pub(super) struct RepeatBudget {
-    /// In halves of a repeat.
-    saved: AtomicU32,
-}
-
-impl RepeatBudget {
-    const MOST: u32 = 20;
-
-    /// A call is made.
-    pub(super) fn earn(&self) {
-        let more = |saved: u32| (saved < Self::MOST).then_some(saved + 1);
-        let _ = self
-            .saved
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
-    }
-
-    /// Whether a quick repeat is affordable. If so, it is paid for.
-    pub(super) fn spend(&self) -> bool {
-        let less = |saved: u32| saved.checked_sub(2);
-        self.saved
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less)
-            .is_ok()
-    }
-}
-
-impl Default for RepeatBudget {
-    fn default() -> Self {
-        Self {
-            saved: AtomicU32::new(Self::MOST),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn repeats_are_at_most_half_of_the_calls_once_the_savings_are_spent() {
-        let budget = RepeatBudget::default();
-        let saved = (0..1_000).filter(|_| budget.spend()).count();
-        assert_eq!(saved, 10);
-        let calls = 1_000;
-        let repeats = (0..calls).filter(|_| {
-            budget.earn();
-            budget.spend()
-        });
-        assert_eq!(repeats.count(), calls / 2);
     }
 }

@@ -17,10 +17,10 @@
 //! | [`order`] | which job is claimed next, how jobs are cut into grants, when a grant is over |
 //!
 //! The memory and SQLite stores call these functions, and PostgreSQL for most of its calls. Redis
-//! and PostgreSQL also repeat some of them in Lua and PL/pgSQL: their numbers are compared with
-//! [`constants`], and what they make of each end of a lease with a table that these functions fill,
-//! so that a disagreement is a failed test. A store of your own can call them too. Where a store
-//! puts the job is its own affair.
+//! and PostgreSQL also repeat some of them in Lua and PL/pgSQL. The numbers in Lua are made from
+//! [`constants`], and those in PL/pgSQL are compared with them. What both make of each end of a
+//! lease is compared with a table that these functions fill, so that a disagreement is a failed
+//! test. A store of your own can call them too. Where a store puts the job is its own affair.
 
 pub mod ends;
 pub mod issue;
@@ -102,7 +102,7 @@ pub fn constants() -> [(&'static str, u64); 10] {
         ("GRANT_BYTES", limits::GRANT_BYTES as u64),
         ("GRANT_LEASES", limits::GRANT_LEASES as u64),
         ("STEP_JOBS", limits::STEP_JOBS as u64),
-        ("HISTORY", limits::HISTORY as u64),
+        ("HISTORY_LENGTH", limits::HISTORY as u64),
         ("REASON_BYTES", limits::REASON_BYTES as u64),
     ]
 }

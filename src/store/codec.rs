@@ -43,6 +43,25 @@ pub(crate) mod flag {
     pub(crate) const CHECKPOINT: u16 = 1 << 11;
     pub(crate) const RESULT: u16 = 1 << 12;
     pub(crate) const HISTORY: u16 = 1 << 13;
+
+    /// By name, for engines that read records in a language of their own.
+    #[cfg(feature = "redis")]
+    pub(crate) const ALL: [(&str, u16); 14] = [
+        ("UNIQUE", UNIQUE),
+        ("WINDOW", WINDOW),
+        ("EXCLUSIVE", EXCLUSIVE),
+        ("TERM", TERM),
+        ("MAX_LIFETIME", MAX_LIFETIME),
+        ("TIMEOUT", TIMEOUT),
+        ("STALL_LIMIT", STALL_LIMIT),
+        ("RETENTION", RETENTION),
+        ("MAX_FAILURES", MAX_FAILURES),
+        ("RETRY", RETRY),
+        ("HEADERS", HEADERS),
+        ("CHECKPOINT", CHECKPOINT),
+        ("RESULT", RESULT),
+        ("HISTORY", HISTORY),
+    ];
 }
 
 /// Appends the record of `job`.

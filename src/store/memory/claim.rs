@@ -1,15 +1,32 @@
 //! claim: expire what is overdue, promote what is due, grant.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::place::{Location, Stored};
-use super::{FirstClaim, GrantState, LeaseState, State};
+use super::{GrantState, LeaseState, State};
 use crate::clock::Timestamp;
 use crate::job::JobRecord;
-use crate::lease::{Grant, Lease};
+use crate::lease::{FencingToken, Grant, Lease};
 use crate::limits;
 use crate::rules::order::{GrantSpan, TIERS, deadline, earliest, grant_spans, is_suspects};
-use crate::store::{ClaimRequest, Claimed};
+use crate::store::{ClaimRequest, Claimed, Expiry};
+
+/// What is needed to answer a claim again.
+#[derive(Clone)]
+pub(super) struct FirstClaim {
+    grants: Vec<(FencingToken, Duration)>,
+    expired: Vec<Expiry>,
+}
+
+impl FirstClaim {
+    pub(super) fn of(claimed: &Claimed) -> Self {
+        Self {
+            grants: claimed.grants.iter().map(|g| (g.id, g.granted)).collect(),
+            expired: claimed.expired.clone(),
+        }
+    }
+}
 
 impl State {
     pub(super) fn claim(&mut self, request: &ClaimRequest, now: Timestamp) -> Claimed {

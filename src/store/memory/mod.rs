@@ -22,9 +22,10 @@ use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::inspect::{AuditView, Query, View};
 use crate::job::{JobId, QueueName};
-use crate::lease::{FencingToken, Nonce, Progress, Receipt, Verdict};
+use crate::lease::{FencingToken, Nonce, Progress, Verdict};
 use crate::limits;
 use crate::rules::issue::Issuer;
+use claim::FirstClaim;
 use place::{Queue, Stored};
 
 mod checkpoint;
@@ -314,22 +315,6 @@ struct Answers {
     prune: Option<u64>,
 }
 
-/// What is needed to answer a claim again.
-#[derive(Clone)]
-struct FirstClaim {
-    grants: Vec<(FencingToken, Duration)>,
-    expired: Vec<Expiry>,
-}
-
-impl FirstClaim {
-    fn of(claimed: &Claimed) -> Self {
-        Self {
-            grants: claimed.grants.iter().map(|g| (g.id, g.granted)).collect(),
-            expired: claimed.expired.clone(),
-        }
-    }
-}
-
 impl State {
     fn new(issuer: Issuer) -> Self {
         Self {
@@ -386,17 +371,6 @@ impl State {
             *last(&mut answers) = Some(answer);
             session.lanes.insert(request.lane, (request.seq, answers));
         }
-    }
-
-    /// The holder's lease, if the receipt is the current one.
-    fn held(&self, receipt: &Receipt) -> Option<(&GrantState, &LeaseState)> {
-        let grant = self.grants.get(&receipt.grant)?;
-        let lease = grant.leases.get(&receipt.token)?;
-        let is_proof = self.queues[grant.queue].name == receipt.queue
-            && receipt.partition == 0
-            && grant.nonce.matches(&receipt.nonce)
-            && lease.job == receipt.job;
-        is_proof.then_some((grant, lease))
     }
 
     fn lease_mut(&mut self, grant: FencingToken, token: FencingToken) -> Option<&mut LeaseState> {

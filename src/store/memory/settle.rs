@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::State;
 use super::place::Stored;
+use super::{GrantState, LeaseState, State};
 use crate::clock::Timestamp;
 use crate::job::JobRecord;
-use crate::lease::{FencingToken, Verdict};
+use crate::lease::{FencingToken, Receipt, Verdict};
 use crate::rules::ends::{self, End, LeaseFacts, Next, Settling};
 use crate::store::Settlement;
 
@@ -28,10 +28,9 @@ impl State {
 
     fn settle_one(&mut self, settlement: &Settlement, now: Timestamp) -> Verdict {
         let Settlement { receipt, outcome } = settlement;
-        let held = self.held(receipt);
-        let late = held.map(|(grant, _)| grant.deadline <= now);
-        let ended = late.and_then(|_| self.take_leased(receipt.grant, receipt.token));
-        let Some((late, ended)) = late.zip(ended) else {
+        let held = self.held(receipt).map(|(grant, _)| grant.deadline <= now);
+        let taken = |late| Some((late, self.take_leased(receipt.grant, receipt.token)?));
+        let Some((late, ended)) = held.and_then(taken) else {
             self.fenced(&receipt.queue, 1);
             return Verdict::Fenced;
         };
@@ -49,6 +48,17 @@ impl State {
         let end = ends::settle(&ended.job, &settling);
         self.end(ended, end, now);
         Verdict::Held { late, cancel }
+    }
+
+    /// The holder's lease, if the receipt is the current one.
+    pub(super) fn held(&self, receipt: &Receipt) -> Option<(&GrantState, &LeaseState)> {
+        let grant = self.grants.get(&receipt.grant)?;
+        let lease = grant.leases.get(&receipt.token)?;
+        let is_proof = self.queues[grant.queue].name == receipt.queue
+            && receipt.partition == 0
+            && grant.nonce.matches(&receipt.nonce)
+            && lease.job == receipt.job;
+        is_proof.then_some((grant, lease))
     }
 
     /// Takes a lease out of its grant, and its job out of the jobs. [`State::end`] puts it back.

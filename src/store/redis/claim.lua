@@ -156,7 +156,7 @@ do
   end
   local run, run_term, run_raw, run_lifetime, run_weight = {}, term, term_raw, lifetime, 0
   for _, rec in ipairs(recs) do
-    local p = has((read('<I2', rec, 7)), TERM + LIFETIME) and parse(rec) or {}
+    local p = has((read('<I2', rec, 7)), TERM + MAX_LIFETIME) and parse(rec) or {}
     local own_raw, own_lifetime, heavy = p.term_raw or term_raw, p.lifetime or lifetime, u4(rec, 53)
     if own_raw ~= run_raw or own_lifetime ~= run_lifetime or run_weight + heavy > GRANT_BYTES then
       if #run > 0 then grant(run, run_term, run_raw, run_lifetime) end

@@ -68,8 +68,6 @@ local settle_all
 do
   -- The mark of a fence that refused the holder raises the floor, if it can be believed.
   local function believe(mark)
-    -- One that is further ahead than this is not.
-    local BELIEF = 86400000000
     if mark > now + BELIEF then return false end
     M[FLOOR] = math.max(M[FLOOR], mark)
     return true
@@ -87,7 +85,6 @@ do
     elseif kind == 3 then
       finish(g, at, rec, p, AS.buried, 'd', { failures = u4(rec, 9) + 1, reason = say.reason }, front)
     elseif kind == 1 or (say.mark and not believe(say.mark)) then
-      local DISBELIEVED_DELAY = 10000000
       local delay = kind == 1 and say.delay or DISBELIEVED_DELAY
       local change = { failures = u4(rec, 9) + 1, reason = say.reason }
       if cancel then

@@ -87,36 +87,3 @@ impl RedisStore {
         Ok(answers)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use crate::store::codec::flag;
-
-    #[test]
-    fn the_scripts_know_the_flags() {
-        let lines = [include_str!("words.lua"), include_str!("record.lua")].concat();
-        for (name, value) in [
-            ("UNIQUE", flag::UNIQUE),
-            ("WINDOW", flag::WINDOW),
-            ("EXCLUSIVE", flag::EXCLUSIVE),
-            ("TERM", flag::TERM),
-            ("LIFETIME", flag::MAX_LIFETIME),
-            ("TIMEOUT", flag::TIMEOUT),
-            ("STALL", flag::STALL_LIMIT),
-            ("RETENTION", flag::RETENTION),
-            ("FAILURES", flag::MAX_FAILURES),
-            ("RETRY", flag::RETRY),
-            ("HEADERS", flag::HEADERS),
-            ("CHECKPOINT", flag::CHECKPOINT),
-            ("RESULT", flag::RESULT),
-            ("HISTORY", flag::HISTORY),
-        ] {
-            let found = lines.lines().find_map(|line| {
-                let (names, values) = line.trim().strip_prefix("local ")?.split_once(" = ")?;
-                let at = names.split(", ").position(|other| other == name)?;
-                values.split(", ").nth(at)
-            });
-            assert_eq!(found.expect(name).parse(), Ok(value), "{name}");
-        }
-    }
-}

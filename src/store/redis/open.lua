@@ -8,5 +8,5 @@ local heard = tonumber(ARGV[1])
 if heard < 0 then return reply(DONE) end
 if is_idle(heard) then return reply(LOST) end
 call('HSET', SESSION, 'open', 1)
-call('PEXPIRE', SESSION, 1200000)
+call('PEXPIRE', SESSION, 2 * SESSION_IDLE / 1000)
 return reply(DONE)

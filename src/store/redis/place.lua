@@ -98,10 +98,8 @@ end
 -- Where a job goes whose life is over: until when it is kept, or nil.
 local NEVER = 9007199254740992
 local function kept_until(state, p)
-  -- Cancelled jobs are kept this long, or longer.
-  local CANCELLED_KEPT = 86400000000
   if state == 'd' then return NEVER end
-  if state == 'x' then return now + math.max(p.retention or 0, CANCELLED_KEPT) end
+  if state == 'x' then return now + math.max(p.retention or 0, CANCELLED_RETENTION) end
   return p.retention and now + p.retention
 end
 local function put_settled(rec, p, state, keep)

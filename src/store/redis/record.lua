@@ -9,9 +9,6 @@ end
 
 local parse, rewrite
 do
-  local WINDOW, TIMEOUT, STALL, FAILURES, RETRY = 2, 32, 64, 256, 512
-  local HEADERS, CHECKPOINT, RESULT, HISTORY = 1024, 2048, 4096, 8192
-
   -- Where the parts of a record are.
   function parse(rec)
     local flags = read('<I2', rec, 7)
@@ -34,11 +31,11 @@ do
     if has(flags, EXCLUSIVE) then p.exclusive = bytes() end
     if has(flags, TERM) then p.term_raw = sub(rec, at, at + 11) end
     p.term = duration(TERM)
-    p.lifetime = duration(LIFETIME)
+    p.lifetime = duration(MAX_LIFETIME)
     duration(TIMEOUT)
-    duration(STALL)
+    duration(STALL_LIMIT)
     p.retention = duration(RETENTION)
-    if has(flags, FAILURES) then at = at + 4 end
+    if has(flags, MAX_FAILURES) then at = at + 4 end
     if has(flags, RETRY) then at = at + 32 end
     if has(flags, HEADERS) then
       local count = u4(rec, at)
@@ -65,12 +62,12 @@ do
   local function lengthen(history, ended)
     if not history then return pack('<I4', 1) .. ended end
     local count, at = u4(history, 1), 5
-    if count == 8 then
+    if count == HISTORY_LENGTH then
       local parts = byte(history, at + 29)
       at = at + 30
       for _ = 1, 2 + parts % 2 do at = at + 4 + u4(history, at) end
       if parts >= 2 then at = at + 17 + 4 + u4(history, at + 17) end
-      count = 7
+      count = count - 1
     end
     return pack('<I4', count + 1) .. sub(history, at) .. ended
   end
@@ -83,7 +80,7 @@ do
     local weight = u4(rec, 53)
     if change.checkpoint then weight = weight - (p.saved or 20) + #change.checkpoint end
     if change.ended then weight = weight + #history - (p.history and #p.history or 4) end
-    local flags = bit.band(p.flags, 2047)
+    local flags = bit.band(p.flags, CHECKPOINT - 1)
     if checkpoint then flags = flags + CHECKPOINT end
     if result then flags = flags + RESULT end
     if history then flags = flags + HISTORY end

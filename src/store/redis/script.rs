@@ -4,6 +4,8 @@ use std::sync::LazyLock;
 
 use super::link::Script;
 use crate::fence::commands::LUA as COMMANDS;
+use crate::rules;
+use crate::store::codec::flag;
 
 /// One script per verb.
 pub(super) struct Scripts {
@@ -45,11 +47,22 @@ const GROWS: &str = "#!lua\n";
 const ALWAYS: &str = "#!lua flags=allow-oom\n";
 const READS: &str = "#!lua flags=no-writes\n";
 
+/// The numbers of the rules and the flags of a record, as far as a script names them. No script
+/// defines one of its own.
+fn numbers(script: &str) -> String {
+    let flags = flag::ALL.map(|(name, bit)| (name, u64::from(bit)));
+    let all = rules::constants().into_iter().chain(flags);
+    let named = all.filter(|(name, _)| script.contains(name));
+    named
+        .map(|(name, number)| format!("local {name} = {number}\n"))
+        .collect()
+}
+
 impl Scripts {
     fn new(clock: &str) -> Self {
         let script = |name, flags: &str, parts: &[&str], body: &str| {
-            let text = [flags, clock, WORDS, NAMES, BASE, &parts.concat(), body].concat();
-            Script::new(name, text)
+            let text = [clock, WORDS, NAMES, BASE, &parts.concat(), body].concat();
+            Script::new(name, [flags, &numbers(&text), &text].concat())
         };
         let ends = &[RECORD, PLACE, GRANT, ENDS, ENDING];
         let looks = &[RECORD, PLACE, GRANT, ENDS];

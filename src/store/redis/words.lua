@@ -1,12 +1,7 @@
--- words: what all scripts share: short names, limits, the counters, the flags of a record
--- (`store/codec.rs`), and how a grant is laid out.
+-- words: what all scripts share: short names, the counters, and how a grant is laid out. Limits of
+-- the rules and flags of a record come before this file, from Rust: `numbers` in script.rs.
 local call, sub, byte, char, rep = redis.call, string.sub, string.byte, string.char, string.rep
 local pack, read, concat = struct.pack, struct.unpack, table.concat
-
--- Tokens may run this many microseconds ahead of the clock.
-local LEAD = 20000
-local SESSION_IDLE = 600000000
-local GRANT_BYTES = 4194304
 
 -- Counters, by their place in the string at META. The first is the version of the layout.
 local COUNTERS, LAYOUT = 45, 2
@@ -15,8 +10,6 @@ local N_SCHEDULED, N_READY, N_PARKED, N_LEASED = 7, 8, 9, 10
 local N_SETTLED = { c = 11, d = 12, x = 13 }
 local ENQUEUED, GRANTED, ENDED = 14, 15, 16
 local LIVE, LATE, FENCED, PRUNED, PURGED, IN_LINE = 25, 26, 27, 28, 29, 30
-
-local UNIQUE, EXCLUSIVE, TERM, LIFETIME, RETENTION = 1, 4, 8, 16, 128
 
 -- HELD has two fields for each grant.
 -- [id], the first token, big-endian: the head, which is the lengths of owner and task; how many

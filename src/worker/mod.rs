@@ -10,7 +10,6 @@
 //! Several pools can run in one process; nothing is global.
 
 pub(crate) mod claimer;
-mod counts;
 mod deaths;
 #[doc(hidden)]
 pub mod executor;
@@ -524,6 +523,7 @@ impl Worker {
                 timeout,
                 stall_limit,
                 slots: config.slots,
+                busy: AtomicU64::new(0),
             });
         }
         let is_claimed = |name: &str| queues.iter().any(|queue| queue.name.as_str() == name);
@@ -629,7 +629,7 @@ async fn run_pool(
         return Err(error.duplicate());
     }
     let report = DrainReport {
-        finished: pool.counts.finished(),
+        finished: pool.finished(),
         unsettled: pool.board.leases(),
     };
     Ok(report)
@@ -658,14 +658,13 @@ async fn measure(pool: Arc<Pool>) {
     const EVERY: Duration = Duration::from_secs(5);
     loop {
         tokio::time::sleep(EVERY).await;
-        let now = monotonic();
-        let before = pool.counts.measure(now);
-        let capacity = (now - before).as_secs_f64() * pool.slots as f64;
+        let (before, now) = pool.measure();
+        let capacity = (now - before) as f64 * pool.slots as f64;
         for (number, queue) in pool.queues.iter().enumerate() {
             // A run of an hour is busy for an hour, not at its end.
             let running = pool.board.running(number, before, now);
-            let busy = pool.counts.take_busy(number) + running;
-            queue.meter.utilization(busy.as_secs_f64() / capacity);
+            let busy = queue.busy.swap(0, Ordering::Relaxed) + running;
+            queue.meter.utilization(busy as f64 / capacity);
         }
         pool.meter
             .slots(pool.busy.load(Ordering::Relaxed), pool.slots);

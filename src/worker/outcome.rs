@@ -164,6 +164,8 @@ fn surrendered(delay: Duration) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+
     use super::*;
     use crate::clock::Timestamp;
     use crate::job::{JobId, Kind, NewJob, QueueName};
@@ -190,6 +192,7 @@ mod tests {
             timeout: None,
             stall_limit: None,
             slots: None,
+            busy: AtomicU64::new(0),
         };
         let facts = Facts {
             job: &job,

@@ -146,7 +146,7 @@ impl Claimer {
 
     /// How many leases there is room for.
     fn want(&mut self) -> usize {
-        let finished = self.pool.counts.finished();
+        let finished = self.pool.finished();
         self.pace.measure(finished, self.pool.slots, monotonic());
         let ahead = self.ahead();
         let buffered = self.pool.buffered();
@@ -226,7 +226,7 @@ impl Claimer {
     /// Gives back what waits for a slot if no handler has ended for too long, whatever the claimer
     /// slept on.
     fn give_back_stale(&mut self) {
-        let (finished, now) = (self.pool.counts.finished(), monotonic());
+        let (finished, now) = (self.pool.finished(), monotonic());
         let (seen, since) = self.still;
         if finished != seen || self.pool.buffered() == 0 {
             self.still = (finished, now);

@@ -427,6 +427,7 @@ impl Worker {
             let runs = config.runs.or(self.runs);
             runs.validate()?;
             queues.push(PoolQueue {
+                busy: AtomicU64::new(0),
                 meter: QueueMeter::new(&name),
                 name,
                 weight: config.weight,

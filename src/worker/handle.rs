@@ -155,7 +155,7 @@ impl WorkerHandle {
             busy: pool.busy.load(Ordering::Acquire),
             buffered: pool.buffered(),
             held: pool.board.leases(),
-            finished: pool.counts.finished(),
+            finished: pool.finished(),
             queues,
         }
     }

@@ -521,21 +521,18 @@ impl Board {
         self.lock().values().cloned().collect()
     }
 
-    /// How long the handlers of a queue that run now have run since a moment.
-    pub(crate) fn running(&self, queue: usize, since: Instant, now: Instant) -> Duration {
+    /// How long the handlers of a queue that run now have run since a moment, in nanoseconds.
+    pub(crate) fn running(&self, queue: usize, since: u64, now: u64) -> u64 {
         let grants = self.grants();
         let of_queue = grants.iter().filter(|held| held.queue == queue);
-        let ran = |held: &Arc<HeldGrant>, lease: &HeldLease| {
+        let ran = |lease: &HeldLease| {
             let started = lease.started.load(Ordering::Acquire);
             if started == 0 || lease.is_handed_in() {
-                return Duration::ZERO;
+                return 0;
             }
-            let started = held.pool.clock.instant(started);
-            now.saturating_duration_since(started.max(since))
+            now.saturating_sub(started.max(since))
         };
-        of_queue
-            .flat_map(|held| held.leases.iter().map(move |lease| ran(held, lease)))
-            .sum()
+        of_queue.flat_map(|held| held.leases.iter().map(ran)).sum()
     }
 
     /// How many leases are held, running or not.

@@ -11,7 +11,6 @@
 
 pub(crate) mod claimer;
 mod config;
-mod counts;
 mod deaths;
 #[doc(hidden)]
 pub mod executor;
@@ -124,7 +123,7 @@ async fn run_pool(
         return Err(error.duplicate());
     }
     let report = DrainReport {
-        finished: pool.counts.finished(),
+        finished: pool.finished(),
         unsettled: pool.board.leases(),
     };
     Ok(report)
@@ -153,14 +152,13 @@ async fn measure(pool: Arc<Pool>) {
     const EVERY: Duration = Duration::from_secs(5);
     loop {
         tokio::time::sleep(EVERY).await;
-        let now = monotonic();
-        let before = pool.counts.measure(now);
-        let capacity = (now - before).as_secs_f64() * pool.slots as f64;
+        let (before, now) = pool.measure();
+        let capacity = (now - before) as f64 * pool.slots as f64;
         for (number, queue) in pool.queues.iter().enumerate() {
             // A run of an hour is busy for an hour, not at its end.
             let running = pool.board.running(number, before, now);
-            let busy = pool.counts.take_busy(number) + running;
-            queue.meter.utilization(busy.as_secs_f64() / capacity);
+            let busy = queue.busy.swap(0, Ordering::Relaxed) + running;
+            queue.meter.utilization(busy as f64 / capacity);
         }
         pool.meter
             .slots(pool.busy.load(Ordering::Relaxed), pool.slots);

@@ -165,6 +165,8 @@ fn surrendered(delay: Duration) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicU64;
+
     use super::*;
     use crate::clock::Timestamp;
     use crate::job::{JobId, Kind, NewJob, QueueName};
@@ -191,6 +193,7 @@ mod tests {
             terms: LeaseTerms::default(),
             runs,
             slots: None,
+            busy: AtomicU64::new(0),
         };
         let facts = Facts {
             job: &job,

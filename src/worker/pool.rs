@@ -12,7 +12,6 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::counts::Counts;
 use super::held::{Board, HeldGrant, HolderClock, Stop};
 use super::lost;
 use super::settler::Outbox;
@@ -41,6 +40,8 @@ pub(crate) struct PoolQueue {
     /// How many of its handlers may run at once in this pool. None: as many as the pool has slots.
     pub(crate) slots: Option<usize>,
     pub(crate) meter: QueueMeter,
+    /// Nanoseconds for which handlers ran that ended since the last measurement.
+    pub(crate) busy: AtomicU64,
 }
 
 impl PoolQueue {
@@ -96,7 +97,10 @@ pub(crate) struct Pool {
     buffer: Buffer,
     /// Leases of each queue that wait for a slot or run. Kept for queues with slots of their own.
     unfinished: Box<[AtomicUsize]>,
-    pub(crate) counts: Counts,
+    /// Handlers that have ended.
+    finished: AtomicU64,
+    /// When it was last measured how busy the slots are.
+    measured: AtomicU64,
     /// Slots that have a job.
     pub(crate) busy: AtomicUsize,
     /// Wakes a slot.
@@ -153,7 +157,6 @@ impl Pool {
         Arc::new(Self {
             meter: PoolMeter::new(session.store.name()),
             outbox: Outbox::new(),
-            counts: Counts::new(plan.queues.len(), monotonic()),
             unfinished: plan.queues.iter().map(|_| AtomicUsize::new(0)).collect(),
             session,
             enqueuer,
@@ -178,6 +181,8 @@ impl Pool {
             observers: plan.observers,
             state: plan.state,
             buffer: Buffer::default(),
+            finished: AtomicU64::new(0),
+            measured: AtomicU64::new(0),
             busy: AtomicUsize::new(0),
             work: Notify::new(),
             room: Notify::new(),
@@ -337,6 +342,27 @@ impl Pool {
                 () = self.resumed.notified() => {}
             }
         }
+    }
+
+    /// A handler of this queue has ended.
+    pub(crate) fn count(&self, queue: usize, started: u64, ended: u64) {
+        self.finished.fetch_add(1, Ordering::Relaxed);
+        // What ran before the last measurement is counted by it.
+        let since = started.max(self.measured.load(Ordering::Relaxed));
+        let busy = &self.queues[queue].busy;
+        busy.fetch_add(ended.saturating_sub(since), Ordering::Relaxed);
+    }
+
+    /// Handlers that have ended.
+    pub(crate) fn finished(&self) -> u64 {
+        self.finished.load(Ordering::Relaxed)
+    }
+
+    /// Begins a new measurement of how busy the slots are. Returns when the last one began, and
+    /// when this one does.
+    pub(crate) fn measure(&self) -> (u64, u64) {
+        let now = self.clock.stamp(monotonic());
+        (self.measured.swap(now, Ordering::Relaxed), now)
     }
 
     /// The store has answered.

@@ -21,7 +21,6 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 use tracing::instrument::Instrumented;
 
-use super::counts::SlotCounts;
 use super::held::{HeldGrant, HeldLease, Stop};
 use super::outcome::HandlerEnd;
 use super::pool::{BufferedLease, Pool};
@@ -41,23 +40,18 @@ const GIVE_WAY_EVERY: usize = 1_024;
 /// One slot: works leases until the pool drains. It is free until it has one: a claim that is sent
 /// before all slots have begun asks for all of them.
 pub(crate) async fn slot(pool: Arc<Pool>) {
-    let mut counts = SlotCounts::default();
     while let Some(first) = pool.next().await {
-        work(&pool, first, &mut counts).await;
+        work(&pool, first).await;
         pool.has_free_slot();
     }
 }
 
 /// Works a lease, and what waits behind it, until nothing does.
-async fn work(pool: &Pool, first: BufferedLease, counts: &mut SlotCounts) {
+async fn work(pool: &Pool, first: BufferedLease) {
     let mut turn = Turn::begin(pool);
     let mut next = Some(first);
     loop {
-        let pause = std::future::poll_fn(|cx| {
-            let pause = go_on(pool, next.take(), &mut turn, counts, cx);
-            counts.flush(&pool.counts);
-            Poll::Ready(pause)
-        });
+        let pause = std::future::poll_fn(|cx| Poll::Ready(go_on(pool, next.take(), &mut turn, cx)));
         match pause.await {
             Pause::Nothing => return,
             Pause::GiveWay => {
@@ -72,7 +66,7 @@ async fn work(pool: &Pool, first: BufferedLease, counts: &mut SlotCounts) {
                     running,
                 } = handler;
                 let ended = attend(pool, &held, index, running, pool.clock.instant(started)).await;
-                turn.now = end(pool, held, index, ended, started, counts);
+                turn.now = end(pool, held, index, ended, started);
             }
         }
     }
@@ -124,7 +118,6 @@ fn go_on<'a>(
     pool: &'a Pool,
     mut next: Option<BufferedLease>,
     turn: &mut Turn,
-    counts: &mut SlotCounts,
     cx: &mut Poller<'_>,
 ) -> Pause<'a> {
     while !turn.is_over() {
@@ -136,7 +129,7 @@ fn go_on<'a>(
             continue;
         };
         match begun {
-            Ok(ended) => turn.now = end(pool, held, index, ended, turn.now, counts),
+            Ok(ended) => turn.now = end(pool, held, index, ended, turn.now),
             Err(running) => {
                 return Pause::Waits(StartedHandler {
                     held,
@@ -231,21 +224,14 @@ fn poll_first<'a>(
 }
 
 /// A handler has ended. Tells when.
-fn end(
-    pool: &Pool,
-    held: Arc<HeldGrant>,
-    index: usize,
-    how: HandlerEnd,
-    started: u64,
-    counts: &mut SlotCounts,
-) -> u64 {
+fn end(pool: &Pool, held: Arc<HeldGrant>, index: usize, how: HandlerEnd, started: u64) -> u64 {
     let waited = held.granted_at().since(held.leases[index].job.run_at) + held.age(started);
     let ended = pool.clock.stamp(monotonic()).max(started);
     let times = Times {
         waited: Some(waited),
         ran: Duration::from_nanos(ended - started),
     };
-    counts.add(&pool.counts, held.queue, times.ran);
+    pool.count(held.queue, started, ended);
     settler::hand_in(pool, held, index, how, times);
     ended
 }

@@ -16,7 +16,7 @@ use crate::job::{JobId, JobRecord, JobState, QueueName};
 use crate::lease::FencingToken;
 use crate::limits;
 use crate::rules::ends::LeaseFacts;
-use crate::rules::order::{TIERS, is_suspects};
+use crate::rules::order::TIERS;
 use crate::store::codec;
 use crate::store::sql::cursor::{after_key, foreign, hex, paged, pair, parked, rows, single};
 use crate::store::sql::view::{lease_view, parked_view, state_code, waiting};
@@ -24,9 +24,6 @@ use crate::store::sql::view::{lease_view, parked_view, state_code, waiting};
 statements! {
     READY_HEAD = "
         SELECT position, record FROM leasehold_ready WHERE position >= ?1 AND position < ?2
-        ORDER BY position LIMIT 1";
-    READY_POSITION = "
-        SELECT position FROM leasehold_ready WHERE position >= ?1 AND position < ?2
         ORDER BY position LIMIT 1";
     READY_ROWS = "
         SELECT position, record FROM leasehold_ready WHERE position >= ?1 AND position < ?2
@@ -416,40 +413,5 @@ impl Tx<'_> {
             views.push((row.get::<_, i64>(0)?.to_string(), view));
         }
         Ok(paged(views, rows))
-    }
-
-    /// Whether one of the queues has a job in tier, and when the first of their scheduled jobs is
-    /// due.
-    pub(super) fn look(
-        &mut self,
-        queues: &[QueueName],
-        suspects: bool,
-    ) -> Done<(bool, Option<Timestamp>)> {
-        let mut first_due: Option<Timestamp> = None;
-        for name in queues {
-            let Some(queue) = self.known(name)? else {
-                continue;
-            };
-            first_due = first_due.into_iter().chain(self.first_due(queue)?).min();
-            let at = &self.queues[queue];
-            if at.paused || at.counts.ready == at.counts.parked {
-                continue;
-            }
-            let end = first_position(at.id + 1, 0);
-            let mut from = first_position(at.id, usize::from(!suspects));
-            loop {
-                let position = self
-                    .sql(READY_POSITION)?
-                    .query_row([from, end], |row| row.get::<_, i64>(0))
-                    .optional()?;
-                let Some(position) = position else { break };
-                let tier = tier_of_position(position);
-                if suspects || !is_suspects(tier) {
-                    return Ok((true, first_due));
-                }
-                from = first_position(queue_of_position(position), tier + 1);
-            }
-        }
-        Ok((false, first_due))
     }
 }

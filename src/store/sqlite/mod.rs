@@ -24,9 +24,9 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use self::fault::{Done, Fault};
-use self::poll::Poll;
 use self::turn::Turn;
 use self::tx::Tx;
+use self::wait::Poll;
 use self::writer::{Call, Reply, Work, Writer, at};
 use super::codec::Kinds;
 use super::wake::Wakers;
@@ -35,7 +35,7 @@ use super::{
     EnqueueRequest, Enqueued, Expiry, PruneRequest, ReapRequest, Renewal, SessionId, SettleRequest,
     Store, bounded,
 };
-use crate::clock::{Clock, SystemClock, Timestamp, monotonic};
+use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::inspect::{Query, View};
 use crate::job::{Namespace, QueueName};
@@ -64,7 +64,6 @@ mod in_tx;
 mod inspect;
 mod migrate;
 mod place;
-mod poll;
 mod prune;
 mod reap;
 mod renew;
@@ -73,6 +72,7 @@ mod settle;
 mod tests;
 mod turn;
 mod tx;
+mod wait;
 mod writer;
 
 /// Idle connections for reading that are kept open.
@@ -293,16 +293,6 @@ impl SqliteStore {
         done.unwrap_or_else(|_| Err(strange()))
             .map_err(|error| at(verb, error))
     }
-
-    async fn look(
-        &self,
-        queues: &[QueueName],
-        suspects: bool,
-    ) -> Result<(bool, Option<Timestamp>)> {
-        let queues = queues.to_vec();
-        self.read(Verb::Wait, move |tx, _| tx.look(&queues, suspects))
-            .await
-    }
 }
 
 impl Shared {
@@ -468,35 +458,7 @@ impl Store for SqliteStore {
     }
 
     async fn wait(&self, queues: &[QueueName], suspects: bool, limit: Duration) -> Result<()> {
-        // Asleep before the look, so that no job slips in between.
-        let mut woken = self.shared.wakers.sleep(queues, suspects);
-        let mut elsewhere = self.shared.poll.subscribe();
-        let (work, due) = self.look(queues, suspects).await?;
-        if work {
-            return Ok(());
-        }
-        if self.shared.options.inline {
-            let _ = tokio::time::timeout(limit, woken).await;
-            return Ok(());
-        }
-        self.shared
-            .poll
-            .start(&self.shared.path, &self.shared.wakers);
-        let until = tokio::time::sleep_until(monotonic() + limit);
-        tokio::pin!(until);
-        loop {
-            tokio::select! {
-                _ = &mut woken => return Ok(()),
-                () = &mut until => return Ok(()),
-                _ = elsewhere.changed() => {
-                    let (work, now_due) = self.look(queues, suspects).await?;
-                    let earlier = now_due.is_some_and(|at| due.is_none_or(|due| at < due));
-                    if work || earlier {
-                        return Ok(());
-                    }
-                }
-            }
-        }
+        self.until_work(queues, suspects, limit).await
     }
 
     async fn prune(&self, request: PruneRequest) -> Result<u64> {

@@ -429,6 +429,7 @@ fn every_statement_prepares_and_none_scans_a_table_of_jobs() {
         super::prune::STATEMENTS,
         super::reap::STATEMENTS,
         super::settle::STATEMENTS,
+        super::wait::STATEMENTS,
         super::tx::STATEMENTS,
         super::in_tx::STATEMENTS,
     ]

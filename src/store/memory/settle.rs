@@ -53,6 +53,7 @@ impl State {
         let at = &mut self.queues[grant.queue];
         at.ledger.live -= 1;
         at.ledger.count(end.counts_as);
+        at.ledger.dead_by_expiry += u64::from(end.is_death_by_expiry());
         if grant.leases.is_empty() {
             at.deadlines.remove(&(grant.deadline, id));
             self.grants.remove(&id);

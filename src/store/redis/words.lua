@@ -9,12 +9,13 @@ local SESSION_IDLE = 600000000
 local GRANT_BYTES = 4194304
 
 -- Counters, by their place in the string at META. The first is the version of the layout.
-local COUNTERS, LAYOUT = 45, 2
+local COUNTERS, LAYOUT = 46, 2
 local PAUSED, RELAXED, SEQ, LAST, FLOOR = 2, 3, 4, 5, 6
 local N_SCHEDULED, N_READY, N_PARKED, N_LEASED = 7, 8, 9, 10
 local N_SETTLED = { c = 11, d = 12, x = 13 }
 local ENQUEUED, GRANTED, ENDED = 14, 15, 16
 local LIVE, LATE, FENCED, PRUNED, PURGED, IN_LINE = 25, 26, 27, 28, 29, 30
+local DEAD_BY_EXPIRY = 46
 
 local UNIQUE, EXCLUSIVE, TERM, LIFETIME, RETENTION = 1, 4, 8, 16, 128
 

@@ -49,6 +49,7 @@ fn queue() -> Value {
         "expired_deadline",
         "expired_stalled",
         "expired_lifetime",
+        "dead_by_expiry",
         "revoked",
         "live",
         "late",

@@ -77,7 +77,7 @@ async fn it_serves_the_dashboard_and_the_ledger_under_a_prefix() {
     assert!(
         scrape
             .body
-            .contains("leasehold_queue_jobs{queue=\"from-the-file\",state=\"ready\"} 1"),
+            .contains("leasehold_queue_jobs{store=\"leasehold\",queue=\"from-the-file\",state=\"ready\"} 1"),
         "{}",
         scrape.body
     );

@@ -103,7 +103,7 @@ fn figures(ledger: &Ledger, counts: &Counts) -> Vec<Figure> {
 }
 
 async fn agree(client: Client) {
-    let exporter = Exporter::of_the_store().unwrap();
+    let exporter = Exporter::of_the_store();
     let at = serve(Dashboard::new(client.clone()).metrics(exporter), "/").await;
     let shown = facts(&get(at, "/").await.body);
     let scrape = get(at, "/metrics").await;

@@ -9,7 +9,7 @@ use leasehold_web::prometheus::{self, Exporter};
 use crate::dashboard::http::{Events, Port, get, post, send};
 use crate::dashboard::scene::{job, memory, serve};
 
-const ALL: [&str; 11] = [
+const ALL: [&str; 12] = [
     "/",
     "/leases",
     "/queues",
@@ -19,6 +19,7 @@ const ALL: [&str; 11] = [
     "/expiry",
     "/audit",
     "/metrics",
+    "/api/scale",
     "/assets/app.js",
     "/nowhere",
 ];

@@ -233,6 +233,13 @@ impl Ledger {
         self.retried + self.buried
     }
 
+    /// The share of the runs that failed, of those that were completed or failed. None before the
+    /// first.
+    pub fn failed_share(&self) -> Option<f64> {
+        let runs = self.completed + self.failed();
+        (runs > 0).then(|| self.failed() as f64 / runs as f64)
+    }
+
     /// Jobs that died, by their holder's word or by expiry. It only grows, unlike [`Counts::dead`]:
     /// one that is retried or purged has died all the same.
     pub const fn died(&self) -> u64 {

@@ -67,7 +67,8 @@ fn queue() -> Value {
     };
     json!({
         "queue": "string", "paused": "bool", "relaxed": "bool", "counts": numbers(&counts),
-        "ledger": numbers(&ledger), "released": "number", "expired": "number", "balances": "bool",
+        "ledger": numbers(&ledger), "released": "number", "expired": "number", "failed": "number",
+        "failed_share": "number", "died": "number", "balances": "bool",
         "oldest_ready_seconds": "number",
     })
 }

@@ -227,8 +227,8 @@ impl Ledger {
         self.expired_deadline + self.expired_stalled + self.expired_lifetime
     }
 
-    /// Ended by a holder that had failed: retried or buried. A failure that a cancel overtook counts
-    /// as cancelled.
+    /// Ended by a holder that had failed: retried or buried. A failure that a cancel overtook
+    /// counts as cancelled.
     pub const fn failed(&self) -> u64 {
         self.retried + self.buried
     }

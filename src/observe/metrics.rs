@@ -538,7 +538,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_queue_and_a_kind_have_series_once_they_have_met() {
+    fn a_queue_and_a_kind_have_series_from_their_first_job_on() {
         let recorder = PrometheusBuilder::new().build_recorder();
         let handle = recorder.handle();
         let lines = || {

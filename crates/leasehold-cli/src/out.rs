@@ -184,8 +184,8 @@ pub(super) fn short(d: Duration) -> String {
     }
 }
 
-/// A share of one: `0 %`, `0.01 %`, `12.3 %`, `100 %`. What is not all does not read as all, and what
-/// is not nothing not as nothing.
+/// A share of one: `0 %`, `0.01 %`, `12.3 %`, `100 %`. What is not all does not read as all, and
+/// what is not nothing not as nothing.
 pub(super) fn percent(share: f64) -> String {
     match share * 100.0 {
         all if all <= 0.0 || all >= 100.0 => format!("{all:.0} %"),

@@ -7,9 +7,9 @@
 //! **A scrape always answers.** If the store says nothing within [`PATIENCE`], `leasehold_store_up`
 //! is 0, the store's other series are missing, and what the process counts is there.
 //!
-//! **The number of series is bounded.** No label is an id, an owner or a key. A queue and a kind have
-//! series together from the first such job on, and of one metric at most 10,000 lines are exported;
-//! a warning tells when there would be more.
+//! **The number of series is bounded.** No label is an id, an owner or a key. A queue and a kind
+//! have series together from the first such job on, and of one metric at most 10,000 lines are
+//! exported; a warning tells when there would be more.
 //!
 //! | metric | type, unit | labels | says |
 //! |---|---|---|---|

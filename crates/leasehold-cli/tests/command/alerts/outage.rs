@@ -207,11 +207,11 @@ impl Prometheus {
 
     /// The value of an expression that has one.
     async fn value(&self, expression: &str) -> Option<f64> {
-        let encoded: String = expression
+        let path = expression
             .bytes()
-            .map(|byte| format!("%{byte:02x}"))
-            .collect();
-        let path = format!("/api/v1/query?query={encoded}");
+            .fold("/api/v1/query?query=".to_owned(), |path, byte| {
+                path + &format!("%{byte:02x}")
+            });
         let answer = get(self.port.at, &path).await.body;
         let json = &answer[answer.find('{')?..=answer.rfind('}')?];
         let answer: Value = serde_json::from_str(json).unwrap();

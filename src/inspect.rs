@@ -200,6 +200,8 @@ pub struct Ledger {
     pub expired_stalled: u64,
     /// Expired because they reached their maximum lifetime.
     pub expired_lifetime: u64,
+    /// Of the expired ones: the last straw, after which the job was dead.
+    pub dead_by_expiry: u64,
     /// Ended by an operator.
     pub revoked: u64,
     /// Live leases. Counted from the leases themselves, not from the other numbers.
@@ -223,6 +225,25 @@ impl Ledger {
     /// Expired, whatever the cause.
     pub const fn expired(&self) -> u64 {
         self.expired_deadline + self.expired_stalled + self.expired_lifetime
+    }
+
+    /// Ended by a holder that had failed: retried or buried. A failure that a cancel overtook
+    /// counts as cancelled.
+    pub const fn failed(&self) -> u64 {
+        self.retried + self.buried
+    }
+
+    /// The share of the runs that failed, of those that were completed or failed. None before the
+    /// first.
+    pub fn failed_share(&self) -> Option<f64> {
+        let runs = self.completed + self.failed();
+        (runs > 0).then(|| self.failed() as f64 / runs as f64)
+    }
+
+    /// Jobs that died, by their holder's word or by expiry. It only grows, unlike [`Counts::dead`]:
+    /// one that is retried or purged has died all the same.
+    pub const fn died(&self) -> u64 {
+        self.buried + self.dead_by_expiry
     }
 
     /// Invariant I9: granted = released + expired + revoked + live.
@@ -259,6 +280,7 @@ impl Ledger {
             expired_deadline: self.expired_deadline.saturating_add(other.expired_deadline),
             expired_stalled: self.expired_stalled.saturating_add(other.expired_stalled),
             expired_lifetime: self.expired_lifetime.saturating_add(other.expired_lifetime),
+            dead_by_expiry: self.dead_by_expiry.saturating_add(other.dead_by_expiry),
             revoked: self.revoked.saturating_add(other.revoked),
             live: self.live.saturating_add(other.live),
             late: self.late.saturating_add(other.late),

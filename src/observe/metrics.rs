@@ -2,15 +2,17 @@
 //!
 //! The names are literal and final: a dashboard written today fits tomorrow. They go through the
 //! [`metrics`](https://docs.rs/metrics) facade, and cost nothing without a recorder. Handles are
-//! looked up once per queue and kind, never per job.
+//! looked up once per queue and kind, never per job, and not before the first job: a worker with
+//! many queues and many kinds has series for the pairs that it has seen only.
 //!
 //! Counts of a worker die with it. The ledger is kept by the store, in the same step as the change
-//! it counts; [`export`] puts it beside the others.
+//! it counts; [`export`] puts it beside the others, under a label `store`: the namespace. What the
+//! store runs on is the label `engine`.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use ::metrics::{Counter, Gauge, Histogram, Unit};
+use ::metrics::{Counter, Gauge, Histogram, Label, Unit};
 
 use crate::error::{Result, Verb};
 use crate::fence::{self, Op};
@@ -61,38 +63,48 @@ pub const WORKER_SLOTS: &str = "leasehold_worker_slots";
 pub const LEASES_HELD: &str = "leasehold_leases_held";
 /// Arrival rate × hold time ÷ slots. Labels: queue.
 pub const UTILIZATION: &str = "leasehold_utilization_ratio";
-/// Seconds that a store call took. Labels: store, verb.
+/// Seconds that a store call took. Labels: engine, verb.
 pub const STORE_CALL: &str = "leasehold_store_call_seconds";
-/// Jobs in the store. Labels: queue, state.
+/// Jobs in the store. Labels: store, queue, state.
 pub const QUEUE_JOBS: &str = "leasehold_queue_jobs";
-/// Jobs that wait behind another of their exclusive key. Labels: queue.
+/// Jobs that wait behind another of their exclusive key. Labels: store, queue.
 pub const QUEUE_PARKED: &str = "leasehold_queue_parked_jobs";
-/// Seconds that the job next in line has been due. Labels: queue.
+/// Seconds that the job next in line has been due. Labels: store, queue.
 pub const OLDEST_READY: &str = "leasehold_oldest_ready_seconds";
-/// 1 while a queue grants nothing. Labels: queue.
+/// 1 while a queue grants nothing. Labels: store, queue.
 pub const QUEUE_PAUSED: &str = "leasehold_queue_paused";
-/// The store's ledger: jobs stored. Labels: queue.
+/// The store's ledger: jobs stored. Labels: store, queue.
 pub const LEDGER_ENQUEUED: &str = "leasehold_ledger_enqueued_total";
-/// The store's ledger: leases granted. Labels: queue.
+/// The store's ledger: leases granted. Labels: store, queue.
 pub const LEDGER_GRANTED: &str = "leasehold_ledger_granted_total";
-/// The store's ledger: leases ended. Labels: queue, end = completed, retried, surrendered, buried,
-/// cancelled, `expired_deadline`, `expired_stalled`, `expired_lifetime`, revoked.
+/// The store's ledger: leases ended. Labels: store, queue, end = completed, retried, surrendered,
+/// buried, cancelled, `expired_deadline`, `expired_stalled`, `expired_lifetime`, revoked.
 pub const LEDGER_ENDED: &str = "leasehold_ledger_ended_total";
-/// The store's ledger: leases that live. Labels: queue.
+/// The store's ledger: leases that live. Labels: store, queue.
 pub const LEDGER_LIVE: &str = "leasehold_ledger_live";
-/// The store's ledger: calls refused as stale. Labels: queue.
+/// The store's ledger: calls refused as stale. Labels: store, queue.
 pub const LEDGER_FENCED: &str = "leasehold_ledger_fenced_total";
-/// The store's ledger: settlements after the deadline and before anybody else. Labels: queue.
+/// The store's ledger: settlements after the deadline and before anybody else. Labels: store,
+/// queue.
 pub const LEDGER_LATE: &str = "leasehold_ledger_late_total";
-/// The store's ledger: settled jobs deleted. Labels: queue, by = retention, operator.
+/// The store's ledger: settled jobs deleted. Labels: store, queue, by = retention, operator.
 pub const LEDGER_DELETED: &str = "leasehold_ledger_deleted_total";
-/// Always 1. Labels: version, store.
+/// The store's ledger: jobs that died. A retry or a purge takes none back. Labels: store, queue,
+/// cause = buried, expired.
+pub const LEDGER_DEATHS: &str = "leasehold_ledger_deaths_total";
+/// 1 if the store answered this scrape; 0 if it did not, and its other series are missing. Labels:
+/// store.
+pub const STORE_UP: &str = "leasehold_store_up";
+/// Scrapes of this process that the store did not answer. Labels: store.
+pub const SCRAPES_FAILED: &str = "leasehold_scrapes_failed_total";
+/// Always 1. Labels: version, engine, store.
 pub const BUILD_INFO: &str = "leasehold_build_info";
 
-/// Buckets for times: from a tenth of a millisecond to a quarter of an hour.
+/// Buckets for times: from a tenth of a millisecond to four hours. Between half a minute and ten,
+/// where terms and time-outs are, no bound is more than 2.5 times the one before.
 pub const SECONDS: &[f64] = &[
     0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
-    30.0, 60.0, 300.0, 900.0,
+    30.0, 60.0, 90.0, 120.0, 300.0, 600.0, 1_800.0, 3_600.0, 14_400.0,
 ];
 /// Buckets for shares of a term.
 pub const RATIO: &[f64] = &[0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
@@ -139,6 +151,8 @@ pub fn describe() {
         ),
         (LEDGER_LATE, "late settlements, from the store's ledger"),
         (LEDGER_DELETED, "jobs deleted, from the store's ledger"),
+        (LEDGER_DEATHS, "jobs that died, from the store's ledger"),
+        (SCRAPES_FAILED, "scrapes that the store did not answer"),
     ];
     for (name, about) in counters {
         describe_counter!(name, Unit::Count, about);
@@ -152,6 +166,7 @@ pub fn describe() {
         (QUEUE_PAUSED, "1 while the queue grants nothing"),
         (OLDEST_READY, "how long the job next in line has been due"),
         (LEDGER_LIVE, "leases that live, from the store's ledger"),
+        (STORE_UP, "1 if the store answered this scrape"),
         (BUILD_INFO, "always 1"),
     ];
     for (name, about) in gauges {
@@ -174,41 +189,71 @@ pub fn describe() {
     }
 }
 
-/// Sets the series that come from the store: its ledger, its depths. Call it before a scrape.
+/// Sets the series that come from the store: whether it answers, its ledger, its depths. Call it
+/// before a scrape.
+///
+/// # Errors
+/// As [`Store::inspect`]. [`STORE_UP`] is 0 then, and the other series keep their last values.
 pub async fn export(store: &dyn Store) -> Result<()> {
-    export_views(store.name(), &inspect::queues(store).await?);
-    Ok(())
+    let queues = inspect::queues(store).await;
+    export_views(store, queues.as_deref().ok());
+    queues.map(drop)
 }
 
-/// As [`export`], from views that are at hand.
-pub fn export_views(store: &'static str, queues: &[QueueView]) {
-    let version = env!("CARGO_PKG_VERSION");
-    ::metrics::gauge!(BUILD_INFO, "version" => version, "store" => store).set(1.0);
-    for view in queues {
-        export_queue(view);
+/// As [`export`], from what the store has said, if it has said anything.
+pub fn export_views(store: &dyn Store, queues: Option<&[QueueView]>) {
+    let namespace = store.namespace().to_string();
+    ::metrics::gauge!(
+        BUILD_INFO,
+        "version" => env!("CARGO_PKG_VERSION"), "engine" => store.name(), "store" => namespace.clone()
+    )
+    .set(1.0);
+    ::metrics::gauge!(STORE_UP, "store" => namespace.clone())
+        .set(f64::from(u8::from(queues.is_some())));
+    for view in queues.unwrap_or_default() {
+        export_queue(&namespace, view);
     }
 }
 
-fn export_queue(view: &QueueView) {
-    let queue = view.queue.to_string();
+fn export_queue(store: &str, view: &QueueView) {
+    let labels = |more: Option<(&'static str, &'static str)>| {
+        let own = [("store", store), ("queue", view.queue.as_str())];
+        let labels = own.into_iter().chain(more);
+        labels
+            .map(|(name, value)| Label::new(name, value.to_owned()))
+            .collect::<Vec<_>>()
+    };
+    let gauge = |name: &'static str, more, value: f64| {
+        ::metrics::gauge!(name, labels(more)).set(value);
+    };
+    let counter = |name: &'static str, more, count: u64| {
+        ::metrics::counter!(name, labels(more)).absolute(count);
+    };
     for state in JobState::ALL {
-        ::metrics::gauge!(QUEUE_JOBS, "queue" => queue.clone(), "state" => state.as_str())
-            .set(view.counts.of(state) as f64);
+        let jobs = view.counts.of(state) as f64;
+        gauge(QUEUE_JOBS, Some(("state", state.as_str())), jobs);
     }
-    ::metrics::gauge!(QUEUE_PARKED, "queue" => queue.clone()).set(view.counts.parked as f64);
-    ::metrics::gauge!(OLDEST_READY, "queue" => queue.clone())
-        .set(view.oldest_ready.unwrap_or_default().as_secs_f64());
-    ::metrics::gauge!(QUEUE_PAUSED, "queue" => queue.clone()).set(f64::from(u8::from(view.paused)));
+    let oldest = view.oldest_ready.unwrap_or_default().as_secs_f64();
     let ledger = &view.ledger;
-    ::metrics::counter!(LEDGER_ENQUEUED, "queue" => queue.clone()).absolute(ledger.enqueued);
-    ::metrics::counter!(LEDGER_LATE, "queue" => queue.clone()).absolute(ledger.late);
+    gauge(QUEUE_PARKED, None, view.counts.parked as f64);
+    gauge(OLDEST_READY, None, oldest);
+    gauge(QUEUE_PAUSED, None, f64::from(u8::from(view.paused)));
+    gauge(LEDGER_LIVE, None, ledger.live as f64);
+    counter(LEDGER_ENQUEUED, None, ledger.enqueued);
+    counter(LEDGER_GRANTED, None, ledger.granted);
+    counter(LEDGER_LATE, None, ledger.late);
+    counter(LEDGER_FENCED, None, ledger.fenced);
     for (by, jobs) in [("retention", ledger.pruned), ("operator", ledger.purged)] {
-        ::metrics::counter!(LEDGER_DELETED, "queue" => queue.clone(), "by" => by).absolute(jobs);
+        counter(LEDGER_DELETED, Some(("by", by)), jobs);
     }
-    ::metrics::counter!(LEDGER_GRANTED, "queue" => queue.clone()).absolute(ledger.granted);
-    ::metrics::counter!(LEDGER_FENCED, "queue" => queue.clone()).absolute(ledger.fenced);
-    ::metrics::gauge!(LEDGER_LIVE, "queue" => queue.clone()).set(ledger.live as f64);
-    for (end, count) in [
+    let deaths = [
+        ("buried", ledger.buried),
+        ("expired", ledger.dead_by_expiry),
+    ];
+    for (cause, jobs) in deaths {
+        counter(LEDGER_DEATHS, Some(("cause", cause)), jobs);
+    }
+    let ends = [
         ("completed", ledger.completed),
         ("retried", ledger.retried),
         ("surrendered", ledger.surrendered),
@@ -218,13 +263,21 @@ fn export_queue(view: &QueueView) {
         ("expired_stalled", ledger.expired_stalled),
         ("expired_lifetime", ledger.expired_lifetime),
         ("revoked", ledger.revoked),
-    ] {
-        ::metrics::counter!(LEDGER_ENDED, "queue" => queue.clone(), "end" => end).absolute(count);
+    ];
+    for (end, leases) in ends {
+        counter(LEDGER_ENDED, Some(("end", end)), leases);
     }
 }
 
-/// The handles for one kind in one queue.
+/// The handles for one kind in one queue, looked up when they are first needed: most pairs of a
+/// queue and a kind never meet.
 pub(crate) struct KindMeter {
+    queue: QueueName,
+    kind: String,
+    series: OnceLock<KindSeries>,
+}
+
+struct KindSeries {
     granted: Counter,
     complete: Counter,
     retry: Counter,
@@ -241,8 +294,8 @@ pub(crate) struct KindMeter {
     attempts: Histogram,
 }
 
-impl KindMeter {
-    pub(crate) fn new(queue: &QueueName, kind: &str) -> Self {
+impl KindSeries {
+    fn new(queue: &QueueName, kind: &str) -> Self {
         let queue = || queue.to_string();
         let kind = || kind.to_owned();
         let released = |outcome: &'static str| ::metrics::counter!(LEASES_RELEASED, "queue" => queue(), "kind" => kind(), "outcome" => outcome);
@@ -266,17 +319,32 @@ impl KindMeter {
             attempts: histogram(JOB_ATTEMPTS),
         }
     }
+}
+
+impl KindMeter {
+    pub(crate) fn new(queue: &QueueName, kind: &str) -> Self {
+        Self {
+            queue: queue.clone(),
+            kind: kind.to_owned(),
+            series: OnceLock::new(),
+        }
+    }
+
+    fn series(&self) -> &KindSeries {
+        self.series
+            .get_or_init(|| KindSeries::new(&self.queue, &self.kind))
+    }
 
     pub(crate) fn granted(&self, leases: u64) {
-        self.granted.increment(leases);
+        self.series().granted.increment(leases);
     }
 
     pub(crate) fn started(&self, wait: Duration) {
-        self.wait.record(wait.as_secs_f64());
+        self.series().wait.record(wait.as_secs_f64());
     }
 
     pub(crate) fn finished(&self, run: Duration) {
-        self.run.record(run.as_secs_f64());
+        self.series().run.record(run.as_secs_f64());
     }
 
     /// Leases ended in the hands of their holder, all alike.
@@ -288,25 +356,27 @@ impl KindMeter {
         release: Release,
         leases: u64,
     ) {
+        let series = self.series();
         match outcome {
-            Outcome::Retry { .. } | Outcome::Surrender { .. } if cancelled => &self.cancelled,
-            Outcome::Complete { .. } => &self.complete,
-            Outcome::Retry { .. } => &self.retry,
-            Outcome::Surrender { .. } => &self.surrender,
-            Outcome::Bury { .. } => &self.bury,
+            Outcome::Retry { .. } | Outcome::Surrender { .. } if cancelled => &series.cancelled,
+            Outcome::Complete { .. } => &series.complete,
+            Outcome::Retry { .. } => &series.retry,
+            Outcome::Surrender { .. } => &series.surrender,
+            Outcome::Bury { .. } => &series.bury,
         }
         .increment(leases);
         let leases = leases as usize;
-        self.held.record_many(release.held.as_secs_f64(), leases);
-        self.margin.record_many(release.margin, leases);
-        self.attempts.record_many(f64::from(attempt), leases);
+        series.held.record_many(release.held.as_secs_f64(), leases);
+        series.margin.record_many(release.margin, leases);
+        series.attempts.record_many(f64::from(attempt), leases);
     }
 
     pub(crate) fn lost(&self, why: LostWhy) {
+        let series = self.series();
         match why {
-            LostWhy::Fenced => &self.lost_fenced,
-            LostWhy::Deadline => &self.lost_deadline,
-            LostWhy::Stalled => &self.lost_stalled,
+            LostWhy::Fenced => &series.lost_fenced,
+            LostWhy::Deadline => &series.lost_deadline,
+            LostWhy::Stalled => &series.lost_stalled,
         }
         .increment(1);
     }
@@ -399,8 +469,8 @@ pub(crate) struct PoolMeter {
 }
 
 impl PoolMeter {
-    pub(crate) fn new(store: &'static str) -> Arc<Self> {
-        let call = |verb: Verb| ::metrics::histogram!(STORE_CALL, "store" => store, "verb" => verb.as_str());
+    pub(crate) fn new(engine: &'static str) -> Arc<Self> {
+        let call = |verb: Verb| ::metrics::histogram!(STORE_CALL, "engine" => engine, "verb" => verb.as_str());
         Arc::new(Self {
             busy: ::metrics::gauge!(WORKER_SLOTS, "state" => "busy"),
             free: ::metrics::gauge!(WORKER_SLOTS, "state" => "free"),
@@ -453,4 +523,36 @@ pub(crate) fn enqueued(queue: &QueueName, kind: &Kind, duplicate: bool, jobs: u6
     };
     ::metrics::counter!(name, "queue" => queue.to_string(), "kind" => kind.to_string())
         .increment(jobs);
+}
+
+#[cfg(test)]
+mod tests {
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
+    use super::*;
+
+    #[test]
+    fn a_queue_and_a_kind_have_series_from_their_first_job_on() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let handle = recorder.handle();
+        let lines = || {
+            let text = handle.render();
+            let series = text.lines().filter(|line| line.contains("kind="));
+            series.map(str::to_owned).collect::<Vec<_>>()
+        };
+        ::metrics::with_local_recorder(&recorder, || {
+            let queues = ["a", "b", "c", "d", "e"].map(|name| QueueName::new(name).unwrap());
+            let meters: Vec<KindMeter> = queues
+                .iter()
+                .flat_map(|queue| (0..7).map(|kind| KindMeter::new(queue, &kind.to_string())))
+                .collect();
+            assert_eq!(lines(), Vec::<String>::new());
+            meters[9].granted(1);
+        });
+        let found = lines();
+        assert!(!found.is_empty());
+        for line in found {
+            assert!(line.contains("queue=\"b\",kind=\"2\""), "{line}");
+        }
+    }
 }

@@ -182,6 +182,11 @@ impl End {
         }
     }
 
+    /// Whether the job dies because its leases expired too often.
+    pub fn is_death_by_expiry(&self) -> bool {
+        self.expired && self.next.state() == Dead
+    }
+
     /// Writes the end into the job. Not needed when the job is gone.
     pub fn apply(self, job: &mut JobRecord, facts: &LeaseFacts, now: Timestamp) {
         job.failures += u32::from(self.failed);

@@ -328,6 +328,7 @@ fn programs_reach_every_end() {
         ledger.fenced,
         ledger.pruned,
         ledger.purged,
+        ledger.dead_by_expiry,
         counts.parked,
         counts.dead,
         counts.cancelled,

@@ -70,6 +70,8 @@ const ALL: &[&str] = &[
     names::LEDGER_FENCED,
     names::LEDGER_LATE,
     names::LEDGER_DELETED,
+    names::LEDGER_DEATHS,
+    names::STORE_UP,
     names::BUILD_INFO,
 ];
 
@@ -192,15 +194,15 @@ async fn every_metric_is_in_a_scrape() {
         (format!("leasehold_job_run_seconds_count{{{step}}}"), 6.0),
         (format!("leasehold_job_attempts_count{{{step}}}"), 5.0),
         (
-            "leasehold_ledger_granted_total{queue=\"default\"}".into(),
+            "leasehold_ledger_granted_total{store=\"leasehold\",queue=\"default\"}".into(),
             6.0,
         ),
         (
-            "leasehold_ledger_ended_total{queue=\"default\",end=\"completed\"}".into(),
+            "leasehold_ledger_ended_total{store=\"leasehold\",queue=\"default\",end=\"completed\"}".into(),
             4.0,
         ),
         (
-            "leasehold_ledger_ended_total{queue=\"default\",end=\"expired_stalled\"}".into(),
+            "leasehold_ledger_ended_total{store=\"leasehold\",queue=\"default\",end=\"expired_stalled\"}".into(),
             1.0,
         ),
     ] {

@@ -184,6 +184,16 @@ pub(super) fn short(d: Duration) -> String {
     }
 }
 
+/// A share of one: `0 %`, `0.01 %`, `12.3 %`, `100 %`. What is not all does not read as all, and
+/// what is not nothing not as nothing.
+pub(super) fn percent(share: f64) -> String {
+    match share * 100.0 {
+        all if all <= 0.0 || all >= 100.0 => format!("{all:.0} %"),
+        some if !(0.1..=99.9).contains(&some) => format!("{:.2} %", some.clamp(0.01, 99.99)),
+        some => format!("{some:.1} %"),
+    }
+}
+
 /// A whole number with thousands apart: `1,234,567`.
 pub(super) fn grouped(number: f64) -> String {
     let digits = format!("{:.0}", number.abs());

@@ -150,6 +150,7 @@ const HEADER: &[&str] = &[
     "scheduled",
     "dead",
     "oldest ready",
+    "failed",
     "released : expired",
     "paused",
 ];
@@ -173,7 +174,8 @@ fn list(cli: &Cli, queues: &[QueueView]) -> Result<(), Trouble> {
                 [view.queue.to_string()]
                     .into_iter()
                     .chain(figures.map(|figure| figure.to_string()))
-                    .chain([oldest, stats::ratio(&view.ledger), paused.to_owned()])
+                    .chain([oldest, stats::failed(&view.ledger)])
+                    .chain([stats::ratio(&view.ledger), paused.to_owned()])
                     .collect()
             },
         )?;

@@ -11,8 +11,9 @@ use leasehold::inspect::{Ledger, QueueView};
 
 /// Shows each queue: jobs by state, what became of its leases, how long the next job has waited.
 ///
-/// released : expired is the health of a queue in one figure. Leases expire when workers die,
-/// freeze or work longer than the term without renewing.
+/// Two figures are the health of a queue. Failed is the share of the runs that were retried or
+/// buried. released : expired is how the workers are: leases expire when workers die, freeze or
+/// work longer than the term without renewing.
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     /// Show again every so many seconds (1 if none are given), until interrupted; with --output
@@ -82,6 +83,9 @@ pub(super) fn object(view: &QueueView) -> Value {
         "ledger": view.ledger,
         "released": view.ledger.released(),
         "expired": view.ledger.expired(),
+        "failed": view.ledger.failed(),
+        "failed_share": view.ledger.failed_share(),
+        "died": view.ledger.died(),
         "balances": view.ledger.balances(),
         "oldest_ready_seconds": view.oldest_ready.map(|age| age.as_secs_f64()),
     })
@@ -140,7 +144,7 @@ fn tables(queues: &[QueueView]) -> String {
         [view.queue.to_string()]
             .into_iter()
             .chain(figures)
-            .chain([ratio(ledger)])
+            .chain([failed(ledger), ratio(ledger)])
             .collect()
     });
     let leases = out::table(
@@ -156,11 +160,20 @@ fn tables(queues: &[QueueView]) -> String {
             "revoked",
             "live",
             "fenced",
+            "failed",
             "released : expired",
         ],
         &leases.collect::<Vec<_>>(),
     );
     format!("{jobs}\n{leases}")
+}
+
+/// The share of the runs that failed.
+pub(super) fn failed(ledger: &Ledger) -> String {
+    match ledger.failed_share() {
+        None => "-".to_owned(),
+        Some(share) => out::percent(share),
+    }
 }
 
 /// How many leases were released for each that expired.

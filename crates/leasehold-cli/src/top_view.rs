@@ -36,8 +36,8 @@ const WINDOW: Duration = Duration::from_secs(60);
 pub(super) struct Top {
     store: &'static str,
     now: Snapshot,
-    /// Released and expired so far, at each look of the last minute.
-    past: VecDeque<(Instant, u64, u64)>,
+    /// The ledger at each look of the last minute.
+    past: VecDeque<(Instant, Ledger)>,
     error: Option<String>,
     scrolled: usize,
     held: bool,
@@ -60,9 +60,7 @@ impl Top {
     }
 
     fn remember(&mut self) {
-        let ledger = self.now.ledger();
-        self.past
-            .push_back((self.now.at, ledger.released(), ledger.expired()));
+        self.past.push_back((self.now.at, self.now.ledger()));
         while self.past.len() > 2 && self.now.at - self.past[0].0 > WINDOW {
             self.past.pop_front();
         }
@@ -122,11 +120,13 @@ impl Top {
 
     fn draw_title(&self, frame: &mut Frame<'_>, area: Rect) {
         let ledger = self.now.ledger();
-        let (released, expired) = self.rates();
+        let [released, failed, expired] =
+            [Ledger::released, Ledger::failed, Ledger::expired].map(|of| self.rate(of));
         let line = Line::from(vec![
             Span::from("leasehold top").bold(),
             Span::from(format!("  {}  live {}  ", self.store, ledger.live)),
             Span::from(format!("released {released:.1}/s ")).green(),
+            Span::from(format!(" failed {failed:.1}/s ")).magenta(),
             Span::from(format!(" expired {expired:.1}/s ")).red(),
             Span::from(format!(" fenced {}", ledger.fenced)),
         ]);
@@ -134,34 +134,36 @@ impl Top {
     }
 
     /// Per second, over the last minute.
-    fn rates(&self) -> (f64, f64) {
+    fn rate(&self, of: fn(&Ledger) -> u64) -> f64 {
         let (Some(first), Some(last)) = (self.past.front(), self.past.back()) else {
-            return (0.0, 0.0);
+            return 0.0;
         };
         let seconds = (last.0 - first.0).as_secs_f64();
         if seconds <= 0.0 {
-            return (0.0, 0.0);
+            return 0.0;
         }
-        let rate = |from: u64, to: u64| to.saturating_sub(from) as f64 / seconds;
-        (rate(first.1, last.1), rate(first.2, last.2))
+        of(&last.1).saturating_sub(of(&first.1)) as f64 / seconds
     }
 
-    /// The ratio in figures, and as a bar in which one expiry is never too small to be seen.
+    /// The shares in figures, and as a bar in which one failure or expiry is never too small to be
+    /// seen.
     fn draw_ratio(&self, frame: &mut Frame<'_>, area: Rect) {
         let ledger = self.now.ledger();
-        let figures = format!("released : expired  {}  ", stats::ratio(&ledger));
+        let figures = format!(
+            "failed {}  released : expired  {}  ",
+            stats::failed(&ledger),
+            stats::ratio(&ledger)
+        );
         let room = usize::from(area.width).saturating_sub(figures.chars().count());
-        let (released, expired) = (ledger.released(), ledger.expired());
-        let share = expired as f64 / (released + expired).max(1) as f64;
-        let red = ((share * room as f64).ceil() as usize).min(room);
-        let green = if released + expired == 0 {
-            0
-        } else {
-            room - red
-        };
+        let all = ledger.released() + ledger.expired();
+        let cells = |count: u64| (room as f64 * count as f64 / all.max(1) as f64).ceil() as usize;
+        let red = cells(ledger.expired()).min(room);
+        let magenta = cells(ledger.failed()).min(room - red);
+        let green = if all == 0 { 0 } else { room - red - magenta };
         let line = Line::from(vec![
             Span::from(figures).bold(),
             Span::from("█".repeat(green)).green(),
+            Span::from("▓".repeat(magenta)).magenta(),
             Span::from("▒".repeat(red)).red(),
         ]);
         frame.render_widget(line, area);
@@ -169,12 +171,13 @@ impl Top {
 
     fn draw_queues(&self, frame: &mut Frame<'_>, area: Rect) {
         let header = [
-            "queue", "ready", "leased", "sched.", "dead", "oldest", "ratio",
+            "queue", "ready", "leased", "sched.", "dead", "oldest", "failed", "ratio",
         ];
         let rows = self.now.queues.iter().map(|view| {
             let counts = &view.counts;
             let paused = if view.paused { " (paused)" } else { "" };
             let dead = Cell::from(counts.dead.to_string());
+            let failed = Cell::from(stats::failed(&view.ledger));
             Row::new([
                 Cell::from(format!("{}{paused}", view.queue)),
                 Cell::from(counts.ready.to_string()),
@@ -182,6 +185,10 @@ impl Top {
                 Cell::from(counts.scheduled.to_string()),
                 if counts.dead > 0 { dead.red() } else { dead },
                 Cell::from(view.oldest_ready.map_or("-".to_owned(), out::short)),
+                match view.ledger.failed() {
+                    0 => failed,
+                    _ => failed.magenta(),
+                },
                 Cell::from(stats::ratio(&view.ledger)),
             ])
         });
@@ -192,7 +199,8 @@ impl Top {
             Constraint::Length(7),
             Constraint::Length(6),
             Constraint::Length(7),
-            Constraint::Length(14),
+            Constraint::Length(7),
+            Constraint::Length(12),
         ];
         let table = Table::new(rows, widths).header(Row::new(header).bold());
         frame.render_widget(table, area);
@@ -337,8 +345,9 @@ mod tests {
         for part in [
             "sqlite  live 2",
             "released 3.0/s",
+            "failed 0.0/s",
             "expired 1.0/s",
-            "released : expired  4.0 : 1",
+            "failed 0 %  released : expired  4.0 : 1",
             "default (paused)",
             "1234",
             "42 s",
@@ -355,6 +364,27 @@ mod tests {
         let red = lines[1].matches('▒').count();
         assert!(red > 0 && green.abs_diff(4 * red) <= 4, "{green} {red}");
         assert!(!text.contains('\x1b'));
+    }
+
+    #[test]
+    fn what_fails_is_not_green() {
+        let at = monotonic();
+        let mut seen = snapshot(at, 0, 0);
+        (seen.queues[0].ledger.retried, seen.queues[0].ledger.buried) = (240, 120);
+        let (lines, buffer) = drawn(&Top::new("sqlite", seen), at, 80);
+        assert!(lines[1].contains("failed 100 %  released : expired  360 : 0"));
+        assert!(
+            lines[1].contains('▓') && !lines[1].contains('█'),
+            "{}",
+            lines[1]
+        );
+        let row = lines
+            .iter()
+            .position(|line| line.starts_with("default (paused)"));
+        let row = row.unwrap();
+        let (before, _) = lines[row].split_once("100 %").unwrap();
+        let column = before.chars().count() as u16;
+        assert_eq!(buffer[(column, row as u16)].fg, Color::Magenta);
     }
 
     #[test]

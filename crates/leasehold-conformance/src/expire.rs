@@ -5,7 +5,7 @@ use leasehold::ErrorKind;
 use leasehold::job::JobState;
 use leasehold::lease::{Cause, LeaseEnd, Progress};
 use leasehold::limits;
-use leasehold::store::{ControlCommand, LeaseSelect, ReapRequest, Renewal};
+use leasehold::store::{ControlCommand, LeaseSelect, Outcome, ReapRequest, Renewal, Select};
 
 /// At its deadline a lease is overdue, and not a microsecond before.
 pub async fn begins_at_the_deadline(d: &Driver) {
@@ -122,6 +122,42 @@ pub async fn the_limit_makes_dead(d: &Driver) {
     assert_eq!(view.state, JobState::Dead);
     assert_eq!((view.job.failures, view.job.expiries), (1, 3));
     assert_eq!(d.ledger().await.expired(), 3);
+}
+
+/// The ledger counts deaths, by expiry and by burying, and goes on doing so: neither a retry of the
+/// dead nor a purge takes one back, and a cancelled job has not died.
+pub async fn deaths_only_grow(d: &Driver) {
+    let deaths = async || {
+        let ledger = d.ledger().await;
+        (ledger.dead_by_expiry, ledger.buried, ledger.died())
+    };
+    let last_claim = async || {
+        for _ in 1..limits::EXPIRIES_MIN {
+            d.claim_one().await;
+            d.expire_all().await;
+        }
+        d.claim_one().await
+    };
+    let mut new = job();
+    new.options.max_expiries = limits::EXPIRIES_MIN;
+    let id = d.enqueue(new.clone()).await;
+    last_claim().await;
+    assert_eq!(deaths().await, (0, 0, 0));
+    d.expire_all().await;
+    assert_eq!(deaths().await, (1, 0, 1));
+    d.control(ControlCommand::RetryDead(Select::Job(id))).await;
+    let held = d.claim_one().await;
+    let reason = "no".to_owned();
+    d.settled(&held, Outcome::Bury { reason }).await;
+    assert_eq!(deaths().await, (1, 1, 2));
+    d.control(ControlCommand::Purge(Select::Job(id))).await;
+    assert_eq!(deaths().await, (1, 1, 2));
+    let id = d.enqueue(new).await;
+    last_claim().await;
+    d.control(ControlCommand::Cancel(Select::Job(id))).await;
+    d.expire_all().await;
+    assert_eq!(d.state(id).await, Some(JobState::Cancelled));
+    assert_eq!(deaths().await, (1, 1, 2));
 }
 
 /// Failures do not count toward the expiry limit.

@@ -194,6 +194,7 @@ macro_rules! __conformance_cases {
                 the_oldest_first
                 part_of_a_grant
                 the_limit_makes_dead
+                deaths_only_grow
                 failures_do_not_count
                 limits_are_checked
                 a_clock_set_back_expires_nothing

@@ -1,4 +1,4 @@
-//! Histograms that sort what is recorded as it is recorded.
+//! The recorder: histograms that sort what is recorded as it is recorded, and a limit of series.
 //!
 //! The stock recorder keeps every value until somebody asks, and sorts then: memory and a pause
 //! that grow with the jobs between two scrapes. Here a series is a row of counts, and stays one.
@@ -7,8 +7,11 @@
 //!
 //! Each thread counts in a row of its own, as long as there are enough: what nobody else writes
 //! needs no atomic step.
+//!
+//! Of one metric of this crate at most [`LINES`] lines are exported: queues named after customers
+//! must not bring a Prometheus down. What is beyond is not counted, and said once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,10 +26,21 @@ use metrics_exporter_prometheus::{PrometheusHandle, PrometheusRecorder};
 
 use leasehold::observe::metrics::BUCKETS;
 
+/// Lines of one metric in a scrape: about a thousand queues in the ledger, or 370 pairs of a queue
+/// and a kind in a histogram.
+const LINES: usize = 10_000;
+
+/// The metrics of which it has been said that they are at the limit. Clones share it.
+#[derive(Clone, Default)]
+pub(super) struct Told(Arc<Mutex<BTreeSet<String>>>);
+
 /// The stock recorder, and the histograms that it is spared.
 pub(super) struct Sorting {
     stock: PrometheusRecorder,
     families: Arc<Families>,
+    /// The series of this crate's metrics, by name.
+    admitted: Mutex<HashMap<String, HashSet<Key>>>,
+    told: Told,
 }
 
 /// What a [`Sorting`] has counted, as text.
@@ -49,11 +63,43 @@ struct Family {
 }
 
 impl Sorting {
-    pub(super) fn new(stock: PrometheusRecorder) -> Self {
+    pub(super) fn new(stock: PrometheusRecorder, told: Told) -> Self {
         Self {
             stock,
             families: Arc::default(),
+            admitted: Mutex::default(),
+            told,
         }
+    }
+
+    /// Whether there is room for a series, each of which is so many lines.
+    fn admits(&self, key: &Key, lines: usize) -> bool {
+        if !key.name().starts_with("leasehold_") {
+            return true;
+        }
+        let mut admitted = lock(&self.admitted);
+        let Some(series) = admitted.get_mut(key.name()) else {
+            let series = HashSet::from([key.clone()]);
+            admitted.insert(key.name().to_owned(), series);
+            return true;
+        };
+        if series.contains(key) {
+            return true;
+        }
+        if (series.len() + 1) * lines <= LINES {
+            series.insert(key.clone());
+            return true;
+        }
+        let metric = key.name();
+        if lock(&self.told.0).insert(metric.to_owned()) {
+            let series = series.len();
+            tracing::warn!(
+                metric,
+                series,
+                "too many queues and kinds: this metric is exported for the first of them only"
+            );
+        }
+        false
     }
 
     pub(super) fn counted(&self) -> Counted {
@@ -84,10 +130,16 @@ impl Recorder for Sorting {
     }
 
     fn register_counter(&self, key: &Key, metadata: &Metadata<'_>) -> Counter {
+        if !self.admits(key, 1) {
+            return Counter::noop();
+        }
         self.stock.register_counter(key, metadata)
     }
 
     fn register_gauge(&self, key: &Key, metadata: &Metadata<'_>) -> Gauge {
+        if !self.admits(key, 1) {
+            return Gauge::noop();
+        }
         self.stock.register_gauge(key, metadata)
     }
 
@@ -95,6 +147,10 @@ impl Recorder for Sorting {
         let Some((name, bounds)) = bounds_of(key.name()) else {
             return self.stock.register_histogram(key, metadata);
         };
+        // Each bucket, the one without a bound, the sum and the count.
+        if !self.admits(key, bounds.len() + 3) {
+            return Histogram::noop();
+        }
         let mut families = self.families.lock();
         let series = &mut families.entry(name).or_default().series;
         let sorted = series.entry(labels_of(key));
@@ -118,8 +174,12 @@ impl Counted {
 
 impl Families {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Family>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Family {
@@ -165,8 +225,8 @@ struct Sorted {
 /// Threads with rows of their own.
 const SEATS: usize = 16;
 
-/// More bounds than this no histogram has.
-const BOUNDS: usize = 20;
+/// More bounds than this no histogram has: with it a row fills its memory.
+const BOUNDS: usize = 29;
 
 /// The counts of a thread, in memory that no other row shares.
 #[derive(Default)]
@@ -207,7 +267,7 @@ static TAKEN: Mutex<u16> = Mutex::new(0);
 
 impl Seat {
     fn take() -> Self {
-        let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken = lock(&TAKEN);
         let free = taken.trailing_ones() as usize;
         if free < SEATS {
             *taken |= 1 << free;
@@ -219,7 +279,7 @@ impl Seat {
 impl Drop for Seat {
     fn drop(&mut self) {
         if self.0 < SEATS {
-            *TAKEN.lock().unwrap_or_else(PoisonError::into_inner) &= !(1 << self.0);
+            *lock(&TAKEN) &= !(1 << self.0);
         }
     }
 }
@@ -355,9 +415,9 @@ mod tests {
         }
         ::metrics::histogram!(JOB_ATTEMPTS).record_many(3.0, 1_000);
         ::metrics::histogram!(JOB_ATTEMPTS).record(f64::from(4));
-        ::metrics::histogram!(STORE_CALL, "store" => "memory", "verb" => "claim").record(-1.0);
+        ::metrics::histogram!(STORE_CALL, "engine" => "memory", "verb" => "claim").record(-1.0);
         // Known, and never recorded.
-        let _ = ::metrics::histogram!(STORE_CALL, "store" => "memory", "verb" => "settle");
+        let _ = ::metrics::histogram!(STORE_CALL, "engine" => "memory", "verb" => "settle");
         ::metrics::histogram!("of_somebody_else").record(1.0);
         ::metrics::counter!(metrics::CLAIMS_EMPTY).increment(2);
         ::metrics::gauge!(metrics::LEASES_HELD).set(3.0);
@@ -365,7 +425,7 @@ mod tests {
 
     #[test]
     fn a_scrape_reads_as_the_stock_recorders() {
-        let (stock, sorting) = (stock(), Sorting::new(stock()));
+        let (stock, sorting) = (stock(), Sorting::new(stock(), Told::default()));
         ::metrics::with_local_recorder(&stock, play);
         ::metrics::with_local_recorder(&sorting, play);
         let (theirs, ours) = (stock.handle().render(), sorting.counted().render());
@@ -375,12 +435,48 @@ mod tests {
 
     #[test]
     fn what_is_no_number_is_above_every_bound() {
-        let (stock, sorting) = (stock(), Sorting::new(stock()));
+        let (stock, sorting) = (stock(), Sorting::new(stock(), Told::default()));
         let play = || ::metrics::histogram!(JOB_ATTEMPTS).record(f64::NAN);
         ::metrics::with_local_recorder(&stock, play);
         ::metrics::with_local_recorder(&sorting, play);
         let (theirs, ours) = (stock.handle().render(), sorting.counted().render());
         assert_eq!(families(&ours), families(&theirs));
+    }
+
+    #[test]
+    fn a_metric_has_a_limit_of_series_and_what_is_there_goes_on() {
+        let told = Told::default();
+        let sorting = Sorting::new(stock(), told.clone());
+        let pairs = LINES / (metrics::SECONDS.len() + 3);
+        let queues = || (0..LINES + 5).map(|n| n.to_string());
+        ::metrics::with_local_recorder(&sorting, || {
+            for round in 0..2 {
+                for queue in queues() {
+                    ::metrics::counter!(metrics::JOBS_ENQUEUED, "queue" => queue).increment(1);
+                }
+                for queue in queues().take(pairs + 5) {
+                    ::metrics::histogram!(JOB_RUN, "queue" => queue).record(f64::from(round));
+                }
+            }
+            for queue in queues() {
+                ::metrics::counter!("of_somebody_else", "queue" => queue).increment(1);
+            }
+        });
+        let text = sorting.counted().render();
+        let lines = |name: &str| text.lines().filter(|line| line.starts_with(name)).count();
+        assert_eq!(lines("leasehold_jobs_enqueued_total{"), LINES);
+        assert_eq!(lines("leasehold_job_run_seconds_count{"), pairs);
+        assert_eq!(lines("of_somebody_else{"), LINES + 5);
+        let last = format!(
+            "leasehold_jobs_enqueued_total{{queue=\"{}\"}} 2\n",
+            LINES - 1
+        );
+        assert!(
+            text.contains(&last),
+            "the last that was admitted was counted once only"
+        );
+        let told: Vec<String> = lock(&told.0).iter().cloned().collect();
+        assert_eq!(told, [JOB_RUN, metrics::JOBS_ENQUEUED]);
     }
 
     #[test]

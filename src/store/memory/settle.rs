@@ -91,7 +91,9 @@ impl State {
             mut job,
             lease,
         } = ended;
-        self.queues[queue].ledger.count(end.counts_as);
+        let ledger = &mut self.queues[queue].ledger;
+        ledger.count(end.counts_as);
+        ledger.dead_by_expiry += u64::from(end.is_death_by_expiry());
         let next = end.next;
         if !next.is_gone() {
             end.apply(Arc::make_mut(&mut job), &lease, now);

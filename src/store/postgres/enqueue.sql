@@ -49,7 +49,7 @@ FROM (SELECT * FROM unnest($1::uuid[], $2::integer[], $3::smallint[], $4::bigint
 
 -- name: tally
 INSERT INTO leasehold.tallies (queue, tally)
-SELECT queue, ($2::bigint[])[(nth - 1) * 23 + 1 : nth * 23]
+SELECT queue, ($2::bigint[])[(nth - 1) * 24 + 1 : nth * 24]
 FROM unnest($1::integer[]) WITH ORDINALITY AS k (queue, nth);
 
 -- name: fold

@@ -266,6 +266,11 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         let queue = key.0;
         self.take_lease(key, offset(key.1, facts.token)?);
         self.count(queue, Count::end(end.counts_as), 1);
+        self.count(
+            queue,
+            Count::DeadByExpiry,
+            i64::from(end.is_death_by_expiry()),
+        );
         let next = end.next;
         if !next.is_gone() {
             end.apply(&mut job, facts, self.now);

@@ -1,12 +1,12 @@
 //! What a call adds to the counts and the ledger of a queue.
 //!
 //! A tally is an array of numbers, one for each column; `tallies` holds one row for each call until
-//! they are folded. The sum of the rows is what the queue counts.
+//! they are folded. A row may end before the last columns: it adds nothing to them. The sum of the rows is what the queue counts.
 
 use crate::inspect::{Counts, Ledger};
 use crate::lease::{Cause, LeaseEnd};
 
-pub(super) const COLUMNS: usize = 23;
+pub(super) const COLUMNS: usize = 24;
 
 /// The columns, in the order of the array.
 #[derive(Clone, Copy)]
@@ -34,6 +34,7 @@ pub(super) enum Count {
     Fenced,
     Pruned,
     Purged,
+    DeadByExpiry,
 }
 
 impl Count {
@@ -108,6 +109,7 @@ impl Tally {
             fenced: of(Count::Fenced),
             pruned: of(Count::Pruned),
             purged: of(Count::Purged),
+            dead_by_expiry: of(Count::DeadByExpiry),
         };
         (counts, ledger)
     }

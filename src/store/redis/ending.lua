@@ -7,6 +7,7 @@ local function expire(g, at, cause, front)
   local p, n, expiries = parse(rec), note(g, at), u4(rec, 13) + 1
   local next = 'front'
   if n.cancel then next = 'x' elseif expiries >= u4(rec, 49) then next = 'd' end
+  if next == 'd' then add(DEAD_BY_EXPIRY, 1) end
   local kind = sub(rec, 57, 57 + byte(rec, 57))
   finish(g, at, rec, p, AS.expired + cause, next, { expiries = expiries }, front)
   return p8(g.base + at) .. id_of(rec) .. kind .. text(g.owner) .. text(g.task)

@@ -303,7 +303,7 @@ fn leases_cursor(cursor: &str) -> Result<(u64, u64, usize)> {
 }
 
 pub(super) fn add_partition(view: &mut QueueView, body: &mut In, now: Timestamp) -> Result<()> {
-    let mut fields = [0; 45];
+    let mut fields = [0; 46];
     for field in &mut fields {
         *field = body.u64()?;
     }
@@ -349,6 +349,7 @@ pub(super) fn add_partition(view: &mut QueueView, body: &mut In, now: Timestamp)
         fenced: ledger[13],
         pruned: ledger[14],
         purged: ledger[15],
+        dead_by_expiry: fields[45],
     });
     let is_ready = body.u8()? == 1;
     let oldest = now.since(body.time()?);

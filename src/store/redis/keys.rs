@@ -7,7 +7,7 @@
 //!
 //! | name behind the tag | type | content |
 //! |---|---|---|
-//! | `meta` | string | 45 counters of 8 bytes: layout, paused, relaxed, sequence, last token, floor, counts by state, ledger, jobs in each line |
+//! | `meta` | string | 46 counters of 8 bytes: layout, paused, relaxed, sequence, last token, floor, counts by state, ledger, jobs in each line, deaths by expiry |
 //! | `due` | sorted set | scheduled jobs: sequence and id, by run-at |
 //! | `jobs` | hash | id → state, place and record of every job |
 //! | `park` | sorted set | jobs that wait behind another of their exclusive key: key, sequence, id, in that order |

@@ -103,7 +103,7 @@ fn whole(form: &str) -> Vec<u8> {
             out.u64(3).u64(1).u32(1).raw(&[7; 32]).u32(1).u64(1_000);
         }
         "queue" => {
-            for field in 0..45 {
+            for field in 0..46 {
                 out.u64(field);
             }
             out.u8(1).u64(5);

@@ -44,6 +44,7 @@ CREATE TABLE leasehold_queues (
     fenced      INTEGER NOT NULL DEFAULT 0,
     pruned      INTEGER NOT NULL DEFAULT 0,
     purged      INTEGER NOT NULL DEFAULT 0,
+    dead_by_expiry   INTEGER NOT NULL DEFAULT 0,
     UNIQUE (namespace, name)
 );
 

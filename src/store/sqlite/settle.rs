@@ -160,7 +160,9 @@ impl Tx<'_> {
             return Ok(None);
         };
         self.take_lease(grant, at)?;
-        self.at(queue).ledger.count(end.counts_as);
+        let ledger = &mut self.at(queue).ledger;
+        ledger.count(end.counts_as);
+        ledger.dead_by_expiry += u64::from(end.is_death_by_expiry());
         let next = end.next;
         if !next.is_gone() {
             end.apply(&mut job, facts, now);

@@ -28,7 +28,7 @@ macro_rules! queue_columns {
         "SELECT id, name, paused, relaxed, seq, n_scheduled, n_ready, n_parked, n_leased,
             n_completed, n_dead, n_cancelled, enqueued, granted, completed, retried, surrendered,
             buried, cancelled, expired_deadline, expired_stalled, expired_lifetime, revoked, live,
-            late, fenced, pruned, purged "
+            late, fenced, pruned, purged, dead_by_expiry "
     };
 }
 
@@ -54,7 +54,7 @@ statements! {
             granted = ?13, completed = ?14, retried = ?15, surrendered = ?16, buried = ?17,
             cancelled = ?18, expired_deadline = ?19, expired_stalled = ?20,
             expired_lifetime = ?21, revoked = ?22, live = ?23, late = ?24, fenced = ?25,
-            pruned = ?26, purged = ?27
+            pruned = ?26, purged = ?27, dead_by_expiry = ?28
         WHERE id = ?1";
     ISSUER = "SELECT last, floor FROM leasehold_meta";
     ISSUER_SAVE = "UPDATE leasehold_meta SET last = ?1, floor = ?2";
@@ -364,6 +364,7 @@ impl Queue {
                 fenced: count(25)?,
                 pruned: count(26)?,
                 purged: count(27)?,
+                dead_by_expiry: count(28)?,
             },
             bounds: [None; TIERS],
             dirty: false,
@@ -410,6 +411,7 @@ impl Queue {
             ledger.fenced,
             ledger.pruned,
             ledger.purged,
+            ledger.dead_by_expiry,
         ]
         .into_iter()
         .map(|value| Value::Integer(value as i64))

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "trouble here should stop it")]
 #![allow(clippy::disallowed_methods, reason = "it measures the real time")]
 
+mod alerts;
 mod dashboard;
 mod doctor_postgres;
 mod doctor_redis;

@@ -11,7 +11,7 @@ const HEIGHT: f64 = 170.0;
 /// Room for the figures of the axis.
 const LEFT: f64 = 46.0;
 const BOTTOM: f64 = 24.0;
-/// Expiries are rare, and what the chart is looked at for.
+/// Failures and expiries are rare, and what the chart is looked at for.
 const RARE: f64 = 4.0;
 
 /// A bar split by shares; the words say the same.
@@ -118,40 +118,23 @@ fn frame(html: &mut Html, most: f64, from: &str) {
     );
 }
 
-/// Ended leases per column of time: released, revoked and expired on top of each other.
+/// Ended leases per column of time, on top of each other by how they ended.
 pub(super) fn ends(columns: &[Stretch], from: &str) -> Html {
-    let sum = |column: &Stretch| column.released + column.revoked + column.expired;
+    let sum = |column: &Stretch| column.ends().iter().map(|(_, count)| count).sum();
     let most = whole_top(columns.iter().map(sum).max().unwrap_or_default());
-    let total = columns.iter().fold((0, 0), |(released, expired), column| {
-        (released + column.released, expired + column.expired)
-    });
-    let words = format!(
-        "{} released and {} expired in this time",
-        grouped(total.0),
-        grouped(total.1)
-    );
-    let mut html = open(&words);
+    let mut html = open(&format!("{} in this time", told(columns)));
     frame(&mut html, most, from);
     let room = HEIGHT - BOTTOM - 8.0;
     let width = (WIDTH - LEFT) / columns.len() as f64;
     for (at, column) in columns.iter().enumerate() {
         let x = LEFT + width * at as f64;
         let mut y = HEIGHT - BOTTOM;
-        put!(
-            html,
-            "<g><title>{} released, {} expired, {} revoked</title>",
-            grouped(column.released),
-            grouped(column.expired),
-            grouped(column.revoked)
-        );
-        for (class, count, least) in [
-            ("released", column.released, 1.5),
-            ("revoked", column.revoked, RARE),
-            ("expired", column.expired, RARE),
-        ] {
+        put!(html, "<g><title>{}</title>", told(&[*column]));
+        for (class, count) in column.ends() {
             if count == 0 {
                 continue;
             }
+            let least = if class == "released" { 1.5 } else { RARE };
             let height = (room * count as f64 / most).max(least);
             y -= height;
             put!(
@@ -168,6 +151,19 @@ pub(super) fn ends(columns: &[Stretch], from: &str) -> Html {
     }
     put!(html, "</svg>");
     html
+}
+
+/// How the leases of all columns ended, in words.
+fn told(columns: &[Stretch]) -> String {
+    let sum = |of: fn(&Stretch) -> u64| grouped(columns.iter().map(of).sum());
+    format!(
+        "{} done or handed back, {} retried, {} buried, {} expired, {} revoked",
+        sum(Stretch::well),
+        sum(|column| column.retried),
+        sum(|column| column.buried),
+        sum(|column| column.expired),
+        sum(|column| column.revoked)
+    )
 }
 
 fn open(words: &str) -> Html {
@@ -219,35 +215,24 @@ fn line(values: &[f64], shown: usize, of: usize, most: f64) -> String {
 /// A queue's last minutes in a table's cell: leases ended between samples.
 pub(super) fn spark(points: &[Point]) -> Html {
     const COLUMNS: usize = 40;
-    let steps: Vec<(u64, u64)> = points
-        .iter()
-        .zip(points.iter().skip(1))
-        .map(|(from, to)| {
-            (
-                to.released.saturating_sub(from.released),
-                to.expired.saturating_sub(from.expired),
-            )
-        })
+    let steps = points.len().saturating_sub(1);
+    let per = steps.div_ceil(COLUMNS).max(1);
+    let columns: Vec<Stretch> = (0..steps)
+        .step_by(per)
+        .map(|at| Stretch::between(&points[at], &points[(at + per).min(steps)]))
         .collect();
-    let per = steps.len().div_ceil(COLUMNS).max(1);
-    let columns: Vec<(u64, u64)> = steps
-        .chunks(per)
-        .map(|chunk| {
-            chunk
-                .iter()
-                .fold((0, 0), |sum, step| (sum.0 + step.0, sum.1 + step.1))
-        })
-        .collect();
-    let most = columns.iter().map(|(a, b)| a + b).max().unwrap_or(0).max(1) as f64;
+    let sum = |column: &Stretch| -> u64 { column.ends().iter().map(|(_, count)| count).sum() };
+    let most = columns.iter().map(sum).max().unwrap_or(0).max(1) as f64;
     let mut html = html!(
-        r#"<svg class="spark" viewBox="0 0 120 24" preserveAspectRatio="none" role="img" aria-label="leases ended over the last minutes">"#
+        r#"<svg class="spark" viewBox="0 0 120 24" preserveAspectRatio="none" role="img" aria-label="{} over the last minutes">"#,
+        told(&columns)
     );
     let width = 120.0 / COLUMNS as f64;
     let skipped = COLUMNS - columns.len().min(COLUMNS);
-    for (at, (released, expired)) in columns.iter().enumerate() {
+    for (at, column) in columns.iter().enumerate() {
         let x = round((skipped + at) as f64 * width);
         let mut y = 24.0;
-        for (class, count) in [("released", *released), ("expired", *expired)] {
+        for (class, count) in column.ends() {
             if count == 0 {
                 continue;
             }
@@ -316,6 +301,19 @@ mod tests {
         let figures = [(50.0, 100.0), (1.5, 3.0), (0.0, 3.0), (0.25, 0.5)];
         let figures = figures.map(|(value, most)| figure(value, most));
         assert_eq!(figures, ["50", "1.5", "0", "0.25"]);
+    }
+
+    #[test]
+    fn a_failure_has_a_colour_of_its_own() {
+        let (from, mut to) = (Point::default(), Point::default());
+        (to.retried, to.buried, to.completed) = (300, 60, 0);
+        let failing = [Stretch::between(&from, &to)];
+        for picture in [ends(&failing, "1 min ago"), spark(&[from, to])] {
+            let picture = picture.into_string();
+            assert!(picture.contains("0 done or handed back, 300 retried, 60 buried"));
+            assert!(picture.contains("f-retried") && picture.contains("f-buried"));
+            assert!(!picture.contains("f-released"), "{picture}");
+        }
     }
 
     #[test]

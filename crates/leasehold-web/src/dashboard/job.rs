@@ -143,9 +143,9 @@ fn errors(view: &JobView) -> Html {
 pub(super) fn end_words(end: LeaseEnd) -> (&'static str, &'static str) {
     match end {
         LeaseEnd::Completed => ("released", "completed"),
-        LeaseEnd::Retried => ("released", "retried"),
+        LeaseEnd::Retried => ("retried", "retried"),
         LeaseEnd::Surrendered => ("released", "surrendered"),
-        LeaseEnd::Buried => ("released", "buried"),
+        LeaseEnd::Buried => ("buried", "buried"),
         LeaseEnd::Cancelled => ("released", "cancelled"),
         LeaseEnd::Expired(Cause::Deadline) => ("expired", "expired: nobody renewed"),
         LeaseEnd::Expired(Cause::Stalled) => ("expired", "expired: no progress"),

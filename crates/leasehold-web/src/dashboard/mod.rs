@@ -27,6 +27,7 @@
 //! | `watch` | the last hour, sampled |
 //! | `overview`, `leases`, `queues`, `jobs`, `job`, `dead`, `workers`, `expiry`, `audit` | the screens |
 //! | `act` | what an operator can do |
+//! | `scale` | `/api/scale`: what waits, as JSON for autoscalers |
 //! | `html`, `words`, `chart` | escaping, numbers, pictures |
 
 use std::fmt;
@@ -59,6 +60,7 @@ mod live;
 mod overview;
 mod page;
 mod queues;
+mod scale;
 mod watch;
 mod words;
 mod workers;
@@ -180,7 +182,9 @@ impl Dashboard {
             .route("/confirm", get(act::confirm))
             .route("/act", post(act::act))
             .route("/assets/{name}", get(assets::asset));
-        let router = router.route("/metrics", get(page::metrics));
+        let router = router
+            .route("/metrics", get(page::metrics))
+            .route("/api/scale", get(scale::scale));
         router
             .fallback(page::missing)
             .layer(DefaultBodyLimit::max(FORM_BYTES))

@@ -1,4 +1,4 @@
-//! Overview: is the fleet well? Released against expired, what waits, and the ledger itself.
+//! Overview: is the fleet well? Released against expired, what failed, what waits, and the ledger.
 
 use std::time::Duration;
 
@@ -71,51 +71,105 @@ fn fact(name: &str, number: u64) -> Html {
     )
 }
 
+/// Up to this share of failed runs, and of expired leases, all is well.
+const WELL_FAILED: f64 = 0.05;
+const WELL_EXPIRED: f64 = 0.01;
+
 fn hero(asked: &Asked, ledger: &Ledger) -> Html {
     let (released, expired, revoked) = (ledger.released(), ledger.expired(), ledger.revoked);
     let ended = released + expired + revoked;
-    let mut html = html!(r#"<section class="hero" aria-label="Released against expired">"#);
+    let mut html =
+        html!(r#"<section class="hero" aria-label="Released against expired, and what failed">"#);
     if ended == 0 {
         put!(
             html,
-            r#"<p class="figure">–</p><div><p class="lead">No lease has ended yet.</p><p>Once workers run, this is the share of leases that their holders gave back themselves.</p></div></section>"#
+            r#"<p class="figure">–</p><div><p class="lead">No lease has ended yet.</p><p>Once workers run, this is the share of leases that their holders gave back themselves, and the share of runs that failed.</p></div></section>"#
         );
         return html;
     }
-    let share = released as f64 / ended as f64;
+    let expired_share = expired as f64 / ended as f64;
+    let failed = ledger.failed_share();
+    let is_well = expired_share < WELL_EXPIRED && failed.unwrap_or_default() < WELL_FAILED;
     put!(
         html,
-        r#"<p class="figure" data-fact="released-share">{}</p>"#,
-        percent(share)
+        r#"<div class="figures"><p class="figure{}"><data data-share="released" value="{}">{}</data><small>released</small></p>"#,
+        if is_well { " is-well" } else { "" },
+        released as f64 / ended as f64,
+        percent(released as f64 / ended as f64)
     );
+    if let Some(failed) = failed {
+        put!(
+            html,
+            r#"<p class="figure{}"><data data-share="failed" value="{}">{}</data><small>failed</small></p>"#,
+            if failed >= WELL_FAILED {
+                " is-failed"
+            } else {
+                ""
+            },
+            failed,
+            percent(failed)
+        );
+    }
     put!(
         html,
-        r#"<div><p class="lead">of {} were released by their holders.</p><p>{}</p>{}<ul class="legend"><li class="k-released">Released {}</li><li class="k-expired">Expired {}</li><li class="k-revoked">Revoked {}</li></ul></div></section>"#,
-        count(ended, "ended lease"),
-        verdict(asked, expired, ended),
-        chart::split(
-            &[
-                ("released", released),
-                ("expired", expired),
-                ("revoked", revoked)
-            ],
-            &format!("{released} released, {expired} expired, {revoked} revoked"),
-        ),
+        r#"</div><div><p class="lead">{} of {} were released by their holders; {} of {} failed.</p><p>{} {}</p>"#,
         fact("released", released),
+        count(ended, "ended lease"),
+        fact("failed", ledger.failed()),
+        count(ledger.completed + ledger.failed(), "run"),
+        verdict(asked, expired_share),
+        failures(asked, failed.unwrap_or_default())
+    );
+    let well = released - ledger.failed();
+    let parts = [
+        ("released", well),
+        ("retried", ledger.retried),
+        ("buried", ledger.buried),
+        ("expired", expired),
+        ("revoked", revoked),
+    ];
+    put!(
+        html,
+        r#"{}<ul class="legend"><li class="k-released">Done or handed back {}</li><li class="k-retried">Retried {}</li><li class="k-buried">Buried {}</li><li class="k-expired">Expired {}</li><li class="k-revoked">Revoked {}</li></ul></div></section>"#,
+        chart::split(
+            &parts,
+            &format!(
+                "{well} done or handed back, {} retried, {} buried, {expired} expired, {revoked} revoked",
+                ledger.retried, ledger.buried
+            ),
+        ),
+        fact("well", well),
+        fact("retried", ledger.retried),
+        fact("buried", ledger.buried),
         fact("expired", expired),
         fact("revoked", revoked)
     );
     html
 }
 
-fn verdict(asked: &Asked, expired: u64, ended: u64) -> Html {
-    let words = match expired as f64 / ended as f64 {
-        0.0 => return html!("Not one expired: every holder lived to say how it went."),
-        s if s < 0.001 => "A few expired, as they do when a process is killed.",
-        s if s < 0.01 => "Some expired.",
-        _ => "Many expired: workers die, freeze, or work longer than they may.",
+fn verdict(asked: &Asked, expired: f64) -> Html {
+    let words = match expired {
+        0.0 => return html!("Not one lease expired: every holder lived to say how it went."),
+        s if s < 0.001 => "A few leases expired, as they do when a process is killed.",
+        s if s < WELL_EXPIRED => "Some leases expired.",
+        _ => "Many leases expired: workers die, freeze, or work longer than they may.",
     };
     html!(r#"{} <a href="{}">See why</a>"#, words, asked.to("/expiry"))
+}
+
+fn failures(asked: &Asked, failed: f64) -> Html {
+    let words = match failed {
+        0.0 => return html!("No run failed."),
+        s if s < WELL_FAILED => "Few runs failed.",
+        s if s < 0.5 => "Many runs failed.",
+        s if s < 1.0 => "Most runs failed.",
+        _ => "Every run failed.",
+    };
+    html!(
+        r#"{} <a href="{}">See which</a>"#,
+        words,
+        asked.to("/queues")
+    )
 }
 
 fn tiles(asked: &Asked, seen: &Snapshot) -> Html {
@@ -135,7 +189,7 @@ fn tiles(asked: &Asked, seen: &Snapshot) -> Html {
         );
     };
     let parked = match counts.parked {
-        0 => "waiting for a claim".to_owned(),
+        0 => "to be claimed".to_owned(),
         parked => format!("{} behind their key", grouped(parked)),
     };
     let ready = fact("ready", counts.ready);
@@ -175,6 +229,15 @@ fn tiles(asked: &Asked, seen: &Snapshot) -> Html {
     let done = html!("{}<i>/s</i>", rate(minute.rate(minute.completed)));
     let stored = format!("{}/s stored", rate(minute.rate(minute.enqueued)));
     tile("Completed", "", "/queues", &done, &stored);
+    let failed = html!("{}", minute.failed_share().map_or("–".to_owned(), percent));
+    let (class, about) = match minute.failed() {
+        0 => ("", "in the last minute".to_owned()),
+        failed => (
+            "s-retried",
+            format!("{}/s, last min", rate(minute.rate(failed))),
+        ),
+    };
+    tile("Failed", class, "/queues", &failed, &about);
     put!(html, "</ul>");
     html
 }
@@ -202,7 +265,7 @@ fn charts(asked: &Asked) -> Html {
     let from = format!("{name} ago");
     put!(
         html,
-        r#"</span></h2>{}<ul class="legend"><li class="k-released">Released</li><li class="k-expired">Expired</li><li class="k-revoked">Revoked</li></ul></section>"#,
+        r#"</span></h2>{}<ul class="legend"><li class="k-released">Done or handed back</li><li class="k-retried">Retried</li><li class="k-buried">Buried</li><li class="k-expired">Expired</li><li class="k-revoked">Revoked</li></ul></section>"#,
         chart::ends(&columns, &from)
     );
     put!(
@@ -235,14 +298,14 @@ fn ledger(ledger: &Ledger) -> Html {
         "ledger.completed",
         ledger.completed,
     );
-    row("retried", "of k-released", "ledger.retried", ledger.retried);
+    row("retried", "of k-retried", "ledger.retried", ledger.retried);
     row(
         "surrendered",
         "of k-released",
         "ledger.surrendered",
         ledger.surrendered,
     );
-    row("buried", "of k-released", "ledger.buried", ledger.buried);
+    row("buried", "of k-buried", "ledger.buried", ledger.buried);
     row(
         "cancelled",
         "of k-released",
@@ -269,7 +332,8 @@ fn ledger(ledger: &Ledger) -> Html {
     );
     row("revoked", "of k-revoked", "ledger.revoked", ledger.revoked);
     row("still live", "of k-live", "ledger.live", ledger.live);
-    row("Settled late", "sum", "ledger.late", ledger.late);
+    row("Jobs that died", "sum", "ledger.died", ledger.died());
+    row("Settled late", "", "ledger.late", ledger.late);
     row(
         "Refused as stale (fenced)",
         "",

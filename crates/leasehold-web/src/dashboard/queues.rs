@@ -9,6 +9,7 @@ use super::html::{Html, html, put, query};
 use super::page::{Asked, Shown, Trouble};
 use super::watch::{Point, Snapshot};
 use super::words::{count, grouped, percent, rate, short};
+use crate::prometheus::{Exporter, KindRuns, Measured};
 use leasehold::hooks::clip;
 use leasehold::inspect::{self, Page, ParkedView, QueueView};
 use leasehold::job::{JobState, QueueName};
@@ -38,17 +39,17 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
     let next = shown.last().filter(|_| rest.next().is_some());
     let next = next.map(|view| view.queue.to_string());
     let mut live = html!(
-        r#"<div class="scroll"><table class="rows"><caption>{}</caption><thead><tr><th scope="col">Queue</th><th scope="col">Jobs by state</th><th scope="col">Ended, last 5 min</th><th scope="col" class="num">Completed</th><th scope="col" class="num"><abbr title="{}">{}</abbr></th><th scope="col" class="num">Wait</th><th scope="col" class="num">Oldest ready</th><th scope="col" class="num">Expired</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>"#,
+        r#"<div class="scroll"><table class="rows"><caption>{}</caption><thead><tr><th scope="col">Queue</th><th scope="col">Jobs by state</th><th scope="col">Ended, last 5 min</th><th scope="col" class="num">Completed</th><th scope="col" class="num"><abbr title="{}">{}</abbr></th><th scope="col" class="num">Wait</th><th scope="col" class="num">Oldest ready</th><th scope="col" class="num">Failed</th><th scope="col" class="num">Expired</th><th scope="col"><span class="sr">Actions</span></th></tr></thead><tbody>"#,
         count(seen.queues.len() as u64, "queue"),
-        if measured.is_empty() {
+        if measured.utilization.is_empty() {
             "Slots kept busy: arrival rate × hold time"
         } else {
             "Utilisation: arrival rate × hold time ÷ slots"
         },
-        load_label(&measured)
+        load_label(&measured.utilization)
     );
     for view in &shown {
-        put!(live, "{}", row(asked, view, &measured, &parked));
+        put!(live, "{}", row(asked, view, &measured.utilization, &parked));
     }
     let all = Some(seen.queues.len() as u64);
     put!(
@@ -56,7 +57,7 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
         "</tbody></table></div>{}",
         asked.pager(next.as_ref(), shown.len(), all)
     );
-    let load = if measured.is_empty() {
+    let load = if measured.utilization.is_empty() {
         "Busy is how many slots a queue keeps busy: arrival rate × hold time, over the last 5 minutes. How many slots there are, only workers know: Busy ÷ slots is ρ, which a worker’s own dashboard shows, and its /metrics as leasehold_utilization_ratio."
     } else {
         "ρ = arrival rate × hold time ÷ slots, as measured by the workers of this process. Where only others work, it says how many slots are busy; that ÷ their slots is ρ."
@@ -66,7 +67,39 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
         r#"<p class="note">{} As ρ comes near 1, the wait grows without bound: add slots, or make jobs shorter. Wait is by Little’s law: jobs in line ÷ leases granted per second.</p>"#,
         load
     );
+    put!(live, "{}", kinds(&measured.runs));
     Ok(Shown::new("Queues", Html::new(), live))
+}
+
+/// Rows of the kinds that fail most.
+const KINDS: usize = 20;
+
+/// What failed by kind, as the workers of this process counted it. The store counts by queue only.
+fn kinds(runs: &[KindRuns]) -> Html {
+    let mut failing: Vec<&KindRuns> = runs.iter().filter(|runs| runs.failed > 0).collect();
+    if failing.is_empty() {
+        return Html::new();
+    }
+    failing.sort_by(|a, b| b.failed_share().total_cmp(&a.failed_share()));
+    let mut html = html!(
+        r#"<section class="card"><h2>Failures by kind</h2><div class="scroll"><table class="rows"><caption>{} with failed runs, as the workers of this process counted them since its start</caption><thead><tr><th scope="col">Kind</th><th scope="col">Queue</th><th scope="col" class="num">Runs</th><th scope="col" class="num">Failed</th></tr></thead><tbody>"#,
+        count(failing.len() as u64, "kind")
+    );
+    for runs in failing.iter().take(KINDS) {
+        put!(
+            html,
+            r#"<tr data-key="{} {}"><th scope="row">{}</th><td data-label="Queue">{}</td><td class="num" data-label="Runs">{}</td><td class="num" data-label="Failed"><span class="k-retried" title="{}">{}</span></td></tr>"#,
+            runs.queue,
+            runs.kind,
+            runs.kind,
+            runs.queue,
+            grouped(runs.completed + runs.failed),
+            count(runs.failed, "failed run"),
+            percent(runs.failed_share())
+        );
+    }
+    put!(html, "</tbody></table></div></section>");
+    html
 }
 
 /// What can be said of how busy slots are: their share, where workers of this process have measured
@@ -75,12 +108,10 @@ fn load_label(measured: &HashMap<String, f64>) -> &'static str {
     if measured.is_empty() { "Busy" } else { "ρ" }
 }
 
-/// The utilisation that workers of this process have measured.
-fn measured(asked: &Asked) -> HashMap<String, f64> {
-    if let Some(exporter) = &asked.app.exporter {
-        return exporter.measured().utilization;
-    }
-    HashMap::new()
+/// What workers of this process have measured.
+fn measured(asked: &Asked) -> Measured {
+    let exporter = asked.app.exporter.as_ref();
+    exporter.map(Exporter::measured).unwrap_or_default()
 }
 
 /// The keys with the most parked jobs, by queue.
@@ -170,6 +201,19 @@ fn row(asked: &Asked, view: &QueueView, measured: &HashMap<String, f64>, parked:
     } else {
         "faint"
     };
+    put!(
+        html,
+        r#"<td class="num" data-label="Failed"><span class="{}" title="{} of {}, {} in the last minute">{}</span></td>"#,
+        if ledger.failed() > 0 {
+            "k-retried"
+        } else {
+            "faint"
+        },
+        grouped(ledger.failed()),
+        count(ledger.completed + ledger.failed(), "run"),
+        recent.failed_share().map_or("none".to_owned(), percent),
+        ledger.failed_share().map_or("–".to_owned(), percent)
+    );
     put!(
         html,
         r#"<td class="num" data-label="Expired"><span class="{}" title="{} of {}">{}</span></td><td class="acts">"#,

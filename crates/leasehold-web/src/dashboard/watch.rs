@@ -69,7 +69,10 @@ pub(super) struct Point {
     pub(super) enqueued: u64,
     pub(super) granted: u64,
     pub(super) completed: u64,
-    pub(super) released: u64,
+    /// Surrendered, or called off.
+    pub(super) handed_back: u64,
+    pub(super) retried: u64,
+    pub(super) buried: u64,
     pub(super) expired: u64,
     pub(super) revoked: u64,
     pub(super) live: u64,
@@ -82,7 +85,9 @@ impl Point {
             enqueued: ledger.enqueued,
             granted: ledger.granted,
             completed: ledger.completed,
-            released: ledger.released(),
+            handed_back: ledger.surrendered + ledger.cancelled,
+            retried: ledger.retried,
+            buried: ledger.buried,
             expired: ledger.expired(),
             revoked: ledger.revoked,
             live: ledger.live,
@@ -97,7 +102,9 @@ pub(super) struct Stretch {
     pub(super) enqueued: u64,
     pub(super) granted: u64,
     pub(super) completed: u64,
-    pub(super) released: u64,
+    pub(super) handed_back: u64,
+    pub(super) retried: u64,
+    pub(super) buried: u64,
     pub(super) expired: u64,
     pub(super) revoked: u64,
 }
@@ -109,9 +116,45 @@ impl Stretch {
         self.enqueued += to.enqueued.saturating_sub(from.enqueued);
         self.granted += to.granted.saturating_sub(from.granted);
         self.completed += to.completed.saturating_sub(from.completed);
-        self.released += to.released.saturating_sub(from.released);
+        self.handed_back += to.handed_back.saturating_sub(from.handed_back);
+        self.retried += to.retried.saturating_sub(from.retried);
+        self.buried += to.buried.saturating_sub(from.buried);
         self.expired += to.expired.saturating_sub(from.expired);
         self.revoked += to.revoked.saturating_sub(from.revoked);
+    }
+
+    /// From one moment to another.
+    pub(super) fn between(from: &Point, to: &Point) -> Self {
+        let mut stretch = Self::default();
+        stretch.add(from, to);
+        stretch
+    }
+
+    /// Ended by a holder that had not failed.
+    pub(super) fn well(&self) -> u64 {
+        self.completed + self.handed_back
+    }
+
+    /// Ended by a holder that had.
+    pub(super) fn failed(&self) -> u64 {
+        self.retried + self.buried
+    }
+
+    /// The share of the runs that failed, if any ended.
+    pub(super) fn failed_share(&self) -> Option<f64> {
+        let runs = self.completed + self.failed();
+        (runs > 0).then(|| self.failed() as f64 / runs as f64)
+    }
+
+    /// The ends that a picture tells apart, in the order of their bars, by their colours.
+    pub(super) fn ends(&self) -> [(&'static str, u64); 5] {
+        [
+            ("released", self.well()),
+            ("retried", self.retried),
+            ("buried", self.buried),
+            ("revoked", self.revoked),
+            ("expired", self.expired),
+        ]
     }
 
     /// So many per second.
@@ -307,10 +350,10 @@ impl<T> Cached<T> {
 mod tests {
     use super::*;
 
-    fn at(seconds: u64, released: u64) -> Arc<Snapshot> {
+    fn at(seconds: u64, completed: u64) -> Arc<Snapshot> {
         let mut ledger = Ledger::default();
-        ledger.completed = released;
-        ledger.granted = released;
+        ledger.completed = completed;
+        ledger.granted = completed;
         Arc::new(Snapshot {
             at: Timestamp::from_micros(seconds * 1_000_000),
             queues: Vec::new(),
@@ -327,12 +370,12 @@ mod tests {
         }
         assert_eq!(watch.lock().all.len(), 1_800);
         let minute = watch.recent(Duration::from_secs(60));
-        assert_eq!(minute.released, 300);
-        assert!((minute.rate(minute.released) - 5.0).abs() < 1e-9);
+        assert_eq!(minute.completed, 300);
+        assert!((minute.rate(minute.completed) - 5.0).abs() < 1e-9);
         let columns = watch.columns(Duration::from_secs(60), 6);
         assert_eq!(columns.len(), 6);
         assert!(
-            columns[..5].iter().all(|column| column.released == 50),
+            columns[..5].iter().all(|column| column.completed == 50),
             "{columns:?}"
         );
     }
@@ -342,6 +385,6 @@ mod tests {
         let watch = Watch::new(Duration::from_secs(2));
         watch.sample(at(10, 500));
         watch.sample(at(12, 20));
-        assert_eq!(watch.recent(Duration::from_secs(60)).released, 0);
+        assert_eq!(watch.recent(Duration::from_secs(60)).completed, 0);
     }
 }

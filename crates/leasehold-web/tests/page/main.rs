@@ -5,11 +5,23 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed")]
 
+use std::sync::OnceLock;
+
 use leasehold_support::http;
 use leasehold_support::scene;
+use leasehold_web::prometheus::Exporter;
 
 mod browser;
 mod clicks;
+mod failures;
 mod live;
 mod screens;
 mod shots;
+
+/// The one exporter of this process.
+fn exporter() -> Exporter {
+    static INSTALLED: OnceLock<Exporter> = OnceLock::new();
+    INSTALLED
+        .get_or_init(|| Exporter::install().unwrap())
+        .clone()
+}

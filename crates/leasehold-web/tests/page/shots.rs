@@ -9,7 +9,6 @@ use leasehold::inspect::Page;
 use leasehold::job::{JobState, QueueName};
 use leasehold::{Client, Context, Failure, Job};
 use leasehold_web::Dashboard;
-use leasehold_web::prometheus::Exporter;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
@@ -79,7 +78,7 @@ async fn transcoding(client: Client, stop: CancellationToken) {
 async fn screenshots() {
     let into = std::env::var_os("LEASEHOLD_SCREENSHOTS").map(PathBuf::from);
     let client = memory();
-    let exporter = Exporter::install().unwrap();
+    let exporter = crate::exporter();
     let playing = play(&client).await;
     let going_on = tokio::spawn(traffic(client.clone()));
     let stop = CancellationToken::new();

@@ -75,9 +75,9 @@ async fn it_serves_the_dashboard_and_the_ledger_under_a_prefix() {
     assert!(page.body.contains("read-only"));
     let scrape = get(at, "/ops/metrics").await;
     assert!(
-        scrape
-            .body
-            .contains("leasehold_queue_jobs{queue=\"from-the-file\",state=\"ready\"} 1"),
+        scrape.body.contains(
+            "leasehold_queue_jobs{store=\"leasehold\",queue=\"from-the-file\",state=\"ready\"} 1"
+        ),
         "{}",
         scrape.body
     );

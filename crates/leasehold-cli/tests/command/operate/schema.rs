@@ -50,6 +50,7 @@ fn queue() -> Value {
         "expired_deadline",
         "expired_stalled",
         "expired_lifetime",
+        "dead_by_expiry",
         "revoked",
         "live",
         "late",
@@ -67,7 +68,8 @@ fn queue() -> Value {
     };
     json!({
         "queue": "string", "paused": "bool", "relaxed": "bool", "counts": numbers(&counts),
-        "ledger": numbers(&ledger), "released": "number", "expired": "number", "balances": "bool",
+        "ledger": numbers(&ledger), "released": "number", "expired": "number", "failed": "number",
+        "failed_share": "number", "died": "number", "balances": "bool",
         "oldest_ready_seconds": "number",
     })
 }

@@ -305,11 +305,13 @@ pub(crate) fn decode(bytes: &Bytes, kinds: &mut Kinds) -> Result<JobRecord> {
     })?;
     let exclusive = input.part(has(flag::EXCLUSIVE), Input::key)?;
     // In the order in which they were written.
-    let mut options = JobOptions::default();
-    options.priority = priority;
-    options.max_expiries = max_expiries;
-    options.term = input.part(has(flag::TERM), Input::duration)?;
-    options.max_lifetime = input.part(has(flag::MAX_LIFETIME), Input::duration)?;
+    let mut options = JobOptions {
+        priority,
+        max_expiries,
+        term: input.part(has(flag::TERM), Input::duration)?,
+        max_lifetime: input.part(has(flag::MAX_LIFETIME), Input::duration)?,
+        ..JobOptions::default()
+    };
     options.runs.timeout = input.part(has(flag::TIMEOUT), Input::duration)?;
     options.runs.stall_limit = input.part(has(flag::STALL_LIMIT), Input::duration)?;
     options.retention = input.part(has(flag::RETENTION), Input::duration)?;
@@ -557,11 +559,7 @@ mod tests {
                 policy.factor = factor;
                 policy
             });
-            let mut runs = RunSettings::default();
-            runs.retry = retry;
-            runs.max_failures = max_failures;
-            runs.timeout = timeout;
-            runs.stall_limit = stall_limit;
+            let runs = RunSettings { retry, max_failures, timeout, stall_limit };
             JobOptions { priority, term, max_lifetime, runs, max_expiries, retention }
         }
     }

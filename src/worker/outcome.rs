@@ -183,9 +183,11 @@ mod tests {
         let new = NewJob::raw(name.clone(), Kind::new("k").unwrap(), Bytes::new());
         let mut job = JobRecord::new(JobId::generate(), new, Timestamp::ZERO);
         job.failures = failures;
-        let mut runs = RunSettings::default();
-        runs.retry = Some(RetryPolicy::constant(DELAY));
-        runs.max_failures = Some(3);
+        let runs = RunSettings {
+            retry: Some(RetryPolicy::constant(DELAY)),
+            max_failures: Some(3),
+            ..RunSettings::default()
+        };
         let queue = PoolQueue {
             meter: QueueMeter::new(&name),
             name,

@@ -163,8 +163,7 @@ fn separated<'a>(code: &'a str, told: &'a str, separator: u8) -> Vec<Item<'a>> {
                         .any(|(_, word)| word == "type");
                     break (if is_alias { at } else { end }, None);
                 }
-                Some(b'(' | b'[') => at = closed(code, at),
-                Some(b'{') => at = closed(code, at),
+                Some(b'(' | b'[' | b'{') => at = closed(code, at),
                 Some(b'<') => (angles, at) = (angles + 1, at + 1),
                 Some(b'>') if bytes[at - 1] != b'-' => (angles, at) = (angles - 1, at + 1),
                 Some(_) => at += 1,
@@ -353,7 +352,7 @@ impl Item<'_> {
             .iter()
             .filter(|mark| told.iter().any(|told| mark.starts_with(told)));
         let mark = |mark: &&str| match mark.split_once(" = ") {
-            Some((short, _)) if short == "#[must_use" => "#[must_use] ".to_owned(),
+            Some(("#[must_use", _)) => "#[must_use] ".to_owned(),
             _ => one_line(mark) + " ",
         };
         marks.map(mark).collect()

@@ -231,7 +231,7 @@ fn tiles(asked: &Asked, seen: &Snapshot) -> Html {
     tile("Completed", "", "/queues", &done, &stored);
     let failed = html!("{}", minute.failed_share().map_or("–".to_owned(), percent));
     let (class, about) = match minute.failed() {
-        0 => ("", "in the last minute".to_owned()),
+        0 => ("", "last minute".to_owned()),
         failed => (
             "s-retried",
             format!("{}/s, last min", rate(minute.rate(failed))),

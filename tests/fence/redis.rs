@@ -192,7 +192,7 @@ async fn a_command_that_would_fail_is_found_before_the_first_write() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs redis-server: ./tests/run"]
-async fn opening_rides_with_the_first_commands_and_trouble_is_no_refusal() {
+async fn opening_is_sent_with_the_first_commands_and_trouble_is_no_refusal() {
     let mut server = Standalone::start(crate::redis_server::AOF);
     let connection = connect(&server).await;
     let fence = RedisFence::new(connection, "bank").unwrap();

@@ -80,7 +80,7 @@ mod redis {
 
     #[tokio::test]
     #[ignore = "needs redis-server: ./tests/run"]
-    async fn opening_is_one_and_none_where_it_rides() {
+    async fn opening_is_one_and_none_where_it_is_sent_along() {
         let server = Standalone::start(&[]);
         let wire = Wire::before(server.server.address().parse().unwrap()).await;
         let client = redis::Client::open(format!("redis://{}", wire.at)).unwrap();

@@ -44,10 +44,10 @@ const ROUNDS: usize = 3;
 ///          DELETE … SKIP LOCKED RETURNING of 100, each a transaction, as durable as the store.
 ///
 /// With --regime it measures what most services do: worker processes of their own, and one producer
-/// that enqueues jobs of about 95 bytes one by one at a fixed rate. After a warm-up of one second the
-/// workers stand idle for five, then the jobs come.
+/// that enqueues jobs of about 95 bytes one by one at a fixed rate. After a warm-up of one second
+/// the workers stand idle for five, then the jobs come.
 ///
-/// store_us_per_job     CPU time of the server, all of it. Of PostgreSQL only if it is on this machine.
+/// store_us_per_job     CPU time of the server, all of it. Of PostgreSQL only on this machine.
 /// requests_per_job     What clients sent (Redis).
 /// commands_per_job     What the server ran, inside scripts too (Redis).
 /// writes_per_job       Transactions that wrote (PostgreSQL), of the whole server.

@@ -51,12 +51,12 @@ pub(super) struct Measured {
 }
 
 /// A worker process. It is gone with its guard.
-struct Worker {
+struct WorkerProcess {
     child: Child,
     stdout: BufReader<ChildStdout>,
 }
 
-impl Worker {
+impl WorkerProcess {
     fn start(url: &str, regime: &Regime) -> Result<Self, Trouble> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg("bench-worker")
@@ -88,7 +88,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for WorkerProcess {
     fn drop(&mut self) {
         drop(self.child.stdin.take());
         if matches!(self.child.try_wait(), Ok(None)) {
@@ -144,7 +144,7 @@ pub(super) async fn measure(
     let meter = Meter::of(target).await?;
     let mut workers = Vec::new();
     for _ in 0..regime.processes {
-        workers.push(Worker::start(url, regime)?);
+        workers.push(WorkerProcess::start(url, regime)?);
     }
     for worker in &mut workers {
         worker.line()?;
@@ -243,7 +243,7 @@ async fn completed(client: &Client, jobs: u64) -> Result<(), Trouble> {
 }
 
 /// CPU time of all workers, where the system tells it.
-fn cpu_of(workers: &[Worker]) -> Option<Duration> {
+fn cpu_of(workers: &[WorkerProcess]) -> Option<Duration> {
     let stats = workers
         .iter()
         .map(|worker| ProcessStat::of(worker.child.id()));

@@ -47,13 +47,13 @@ const ROUNDS: usize = 3;
 /// that enqueues jobs of about 95 bytes one by one at a fixed rate. After a warm-up of one second
 /// the workers stand idle for five, then the jobs come.
 ///
-/// store_us_per_job     CPU time of the server, all of it. Of PostgreSQL only on this machine.
-/// requests_per_job     What clients sent (Redis).
-/// commands_per_job     What the server ran, inside scripts too (Redis).
-/// writes_per_job       Transactions that wrote (PostgreSQL), of the whole server.
-/// idle_commands_per_s, idle_writes_per_s    The same of all workers together while no job comes.
-/// worker_us_per_job    CPU time of the worker processes.
-/// wait_ms_p50, _p99    From before the call of enqueue to the start of the handler.
+/// `store_us_per_job`    CPU time of the server, all of it. Of PostgreSQL only on this machine.
+/// `requests_per_job`    What clients sent (Redis).
+/// `commands_per_job`    What the server ran, inside scripts too (Redis).
+/// `writes_per_job`      Transactions that wrote (PostgreSQL), of the whole server.
+/// `idle_commands_per_s`, `idle_writes_per_s`: the same of all workers while no job comes.
+/// `worker_us_per_job`   CPU time of the worker processes.
+/// `wait_ms_p50`, `_p99` From before the call of enqueue to the start of the handler.
 ///
 /// Others who use the server at the same time are in its figures.
 ///

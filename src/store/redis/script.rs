@@ -53,9 +53,8 @@ fn numbers(script: &str) -> String {
     let flags = flag::ALL.map(|(name, bit)| (name, u64::from(bit)));
     let all = rules::constants().into_iter().chain(flags);
     let named = all.filter(|(name, _)| script.contains(name));
-    named
-        .map(|(name, number)| format!("local {name} = {number}\n"))
-        .collect()
+    let lines = named.map(|(name, number)| format!("local {name} = {number}\n"));
+    lines.collect::<Vec<_>>().concat()
 }
 
 impl Scripts {

@@ -249,7 +249,7 @@ pub(crate) fn length(bytes: &[u8]) -> Result<usize> {
 }
 
 /// [`ends::leaves_nothing`](crate::rules::ends::leaves_nothing), from the flags of a record alone.
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[cfg(feature = "postgres")]
 pub(crate) const fn leaves_nothing(flags: u16) -> bool {
     flags & (flag::UNIQUE | flag::EXCLUSIVE | flag::RETENTION) == 0
 }
@@ -490,7 +490,7 @@ fn corrupt(why: &str) -> Error {
 mod tests {
     use super::*;
     use crate::job::{NewJob, QueueName, RunSettings};
-    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    #[cfg(feature = "postgres")]
     use crate::rules::ends;
     use proptest::prelude::*;
 
@@ -605,7 +605,7 @@ mod tests {
                 let record = rest.split_to(length(&rest).unwrap());
                 prop_assert_eq!(run_at_of(&record), Some(job.run_at));
                 prop_assert_eq!(flags_of(&record), flags(&job));
-                #[cfg(any(feature = "sqlite", feature = "postgres"))]
+                #[cfg(feature = "postgres")]
                 prop_assert_eq!(leaves_nothing(flags(&job)), ends::leaves_nothing(&job));
                 prop_assert_eq!(weight_of(&record), job.weight());
                 prop_assert_eq!(decode(&record, &mut Kinds::default()).unwrap(), job);

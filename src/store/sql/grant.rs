@@ -1,7 +1,8 @@
 //! Grants as SQL stores keep them: a small row, and beside it the records of its jobs, end to end.
 //!
 //! *Heads* are 24 bytes for each record: job id, index in the grant, flags, end of the record. They
-//! are enough to settle a job that leaves nothing behind, so that its record is not even read.
+//! are enough to tell whose receipt is current, and for PostgreSQL to settle a job that leaves
+//! nothing behind, without reading its record.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

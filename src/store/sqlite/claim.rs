@@ -115,6 +115,29 @@ impl Tx<'_> {
         Ok(next.is_some_and(|next| next.is_zero()))
     }
 
+    /// The answer to a claim that would find nothing, from reading alone. None: it must be applied.
+    /// It is not remembered: a repeat that finds something takes nothing away from the first.
+    pub(super) fn claim_in_vain(
+        &mut self,
+        request: &ClaimRequest,
+        now: Timestamp,
+    ) -> Done<Option<Claimed>> {
+        if request.settle.is_some()
+            || !self.is_fresh(request.request.session, now)?
+            || self.recall(request.request, Verb::Claim, now)?.is_some()
+            || self.has_work_for(request, now)?
+        {
+            return Ok(None);
+        }
+        let mut claimed = Claimed::default();
+        for wanted in &request.queues {
+            if let Some(queue) = self.known(&wanted.queue)? {
+                self.hints(queue, now, &mut claimed)?;
+            }
+        }
+        Ok(Some(claimed))
+    }
+
     /// Answers a repeated claim: what is left of its grants, with the time originally granted.
     fn claim_again(
         &mut self,

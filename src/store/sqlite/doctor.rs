@@ -1,11 +1,11 @@
 //! The check-up of a file: what can be lost, and what to set.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rusqlite::{Connection, OpenFlags};
 
 use super::fault::explain;
-use super::migrate::VERSION;
+use super::migrate::{VERSION, beside};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::store::health::Finding;
 
@@ -67,9 +67,7 @@ fn schema(version: i64) -> Finding {
 }
 
 fn wal(path: &Path) -> Finding {
-    let mut name = path.as_os_str().to_owned();
-    name.push("-wal");
-    let bytes = std::fs::metadata(PathBuf::from(name)).map_or(0, |file| file.len());
+    let bytes = std::fs::metadata(beside(path, "-wal")).map_or(0, |file| file.len());
     let found = format!("{} MiB", bytes >> 20);
     if bytes > WAL_LIMIT {
         let advice = "a reader that never ends keeps the log from being emptied: find the process \

@@ -6,7 +6,7 @@
 //! are at home: there `user_version` and `application_id` are set as well, so that tools recognise
 //! it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
@@ -29,6 +29,13 @@ const APPLICATION_ID: i64 = 0x4c73_4864;
 
 /// Pages written to the log before they are moved into the file.
 const CHECKPOINT_PAGES: i64 = 4_000;
+
+/// A file that belongs to the database file: its name with an ending.
+pub(super) fn beside(db: &Path, ending: &str) -> PathBuf {
+    let mut path = db.as_os_str().to_owned();
+    path.push(ending);
+    path.into()
+}
 
 /// Opens a connection. Only a writer may make the file.
 pub(super) fn connect(path: &Path, writes: bool, full: bool) -> Done<Connection> {
@@ -88,13 +95,12 @@ pub(super) fn prepare(
     write_ahead(db, limit)?;
     // From here on the writer takes turns in its own way.
     db.busy_timeout(Duration::ZERO)?;
-    turn.begin(db, limit)?;
+    turn.begin(db, limit, || false)?;
     let done = migrate(db, now).and_then(|()| Ok(db.execute_batch("COMMIT")?));
     if done.is_err() {
         // What failed is the answer; a failing rollback changes nothing about it.
         let _ = db.execute_batch("ROLLBACK");
     }
-    turn.done(db);
     done
 }
 

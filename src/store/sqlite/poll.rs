@@ -9,10 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rusqlite::Connection;
 use tokio::sync::watch;
 
 use super::migrate::connect;
-use super::turn::version;
 use crate::store::wake::Wakers;
 
 /// How often to ask: half of it passes on average until a sleeper knows.
@@ -102,4 +102,10 @@ impl Poll {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Changes when another connection has committed.
+fn version(db: &Connection) -> rusqlite::Result<i64> {
+    db.prepare_cached("PRAGMA data_version")?
+        .query_row([], |row| row.get(0))
 }

@@ -16,6 +16,7 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::fault::{Done, Fault};
+use super::migrate::beside;
 use super::turn::Turn;
 use super::tx::{Tx, Wakeup};
 use crate::clock::{Clock, Timestamp, monotonic};
@@ -94,6 +95,10 @@ impl Work {
 }
 
 impl Call {
+    fn is_renewal(&self) -> bool {
+        matches!(self.work, Work::Renew(_))
+    }
+
     /// Where it stands among those that wait together.
     fn rank(&self) -> u8 {
         match &self.work {
@@ -142,12 +147,19 @@ impl Writer {
                 let Ok(call) = calls.recv() else { break };
                 waiting.push(call);
             }
-            let room = BATCH_CALLS.saturating_sub(waiting.len());
-            waiting.extend(calls.try_iter().take(room));
+            gather(&mut waiting, calls);
             let called = call_in(&mut waiting, calls, wakers);
+            if self.is_in_vain(&mut waiting) {
+                continue;
+            }
+            // What comes while we wait for the turn shares it, and a renewal hastens it.
+            let begun = self.turn.begin(&self.db, self.patience, || {
+                gather(&mut waiting, calls);
+                waiting.iter().any(Call::is_renewal)
+            });
             waiting.sort_by_key(Call::rank);
             let works: Vec<&Work> = waiting.iter().map(|call| &call.work).collect();
-            let (answers, mut wakeups) = self.run(&works);
+            let (answers, mut wakeups) = self.run_begun(begun, &works);
             wakeups.retain_mut(|(queue, suspect, jobs)| {
                 let awake = called.iter().filter(|(name, _)| name == queue && !*suspect);
                 *jobs = jobs.saturating_sub(awake.map(|(_, woken)| woken).sum());
@@ -169,9 +181,45 @@ impl Writer {
         }
     }
 
+    /// Answers claims that would find nothing without taking a turn, if nothing else waits: a crowd
+    /// that has no work must not stand in the way of those who have.
+    fn is_in_vain(&mut self, waiting: &mut Vec<Call>) -> bool {
+        if !waiting.iter().all(|call| matches!(call.work, Work::Claim(_))) {
+            return false;
+        }
+        // Whatever goes wrong here goes wrong again in the turn, where it is told.
+        if self.db.execute_batch("BEGIN").is_err() {
+            return false;
+        }
+        let now = self.clock.now();
+        let mut tx = Tx::new(&self.db, &self.namespace, &mut self.kinds);
+        waiting.retain_mut(|call| {
+            let Work::Claim(request) = &call.work else {
+                return true;
+            };
+            let Ok(Some(claimed)) = tx.claim_in_vain(request, now) else {
+                return true;
+            };
+            let (unheard, _) = oneshot::channel();
+            let reply = std::mem::replace(&mut call.reply, unheard);
+            // Who no longer listens needs no answer.
+            let _ = reply.send(Ok(Reply::Claimed(claimed)));
+            false
+        });
+        drop(tx);
+        // A read leaves nothing behind.
+        let _ = self.db.execute_batch("COMMIT");
+        waiting.is_empty()
+    }
+
     /// Runs the first of the calls, as many as fit into one transaction.
     pub(super) fn run(&mut self, works: &[&Work]) -> Ran {
-        match self.transaction(works) {
+        let begun = self.turn.begin(&self.db, self.patience, || false);
+        self.run_begun(begun, works)
+    }
+
+    fn run_begun(&mut self, begun: Done<()>, works: &[&Work]) -> Ran {
+        match self.transaction(begun, works) {
             Ok(ran) => ran,
             Err(Unrun::Broken(_)) if works.len() > 1 => self.run_apart(works),
             Err(Unrun::Broken(error) | Unrun::Whole(error)) => {
@@ -185,7 +233,8 @@ impl Writer {
         let mut answers = Vec::with_capacity(works.len());
         let mut wakeups = Vec::new();
         for work in works {
-            match self.transaction(&[*work]) {
+            let begun = self.turn.begin(&self.db, self.patience, || false);
+            match self.transaction(begun, &[*work]) {
                 Ok((answer, more)) => {
                     answers.extend(answer);
                     wakeups.extend(more);
@@ -196,10 +245,8 @@ impl Writer {
         (answers, wakeups)
     }
 
-    fn transaction(&mut self, works: &[&Work]) -> Result<Ran, Unrun> {
-        self.turn
-            .begin(&self.db, self.patience)
-            .map_err(|fault| Unrun::Whole(fault.into_error()))?;
+    fn transaction(&mut self, begun: Done<()>, works: &[&Work]) -> Result<Ran, Unrun> {
+        begun.map_err(|fault| Unrun::Whole(fault.into_error()))?;
         let ran = self.apply_all(works);
         let ran = match ran {
             Ok(ran) => match commit(&self.db) {
@@ -215,7 +262,6 @@ impl Writer {
             // The engine rolls back by itself when the connection goes.
             let _ = self.db.execute_batch("ROLLBACK");
         }
-        self.turn.done(&self.db);
         ran
     }
 
@@ -247,15 +293,19 @@ impl Writer {
         {
             return;
         }
-        let mut log = self.path.as_os_str().to_owned();
-        log.push("-wal");
-        if std::fs::metadata(log).is_ok_and(|file| file.len() > LOG_BYTES) {
+        if std::fs::metadata(beside(&self.path, "-wal")).is_ok_and(|file| file.len() > LOG_BYTES) {
             // If a reader is in the way, the next time will do.
             let _ = self
                 .db
                 .query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()));
         }
     }
+}
+
+/// Takes in the calls that have come meanwhile.
+fn gather(waiting: &mut Vec<Call>, calls: &Receiver<Call>) {
+    let room = BATCH_CALLS.saturating_sub(waiting.len());
+    waiting.extend(calls.try_iter().take(room));
 }
 
 /// Wakes the sleepers for whom jobs are about to be stored, and gives one a moment to claim in the

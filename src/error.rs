@@ -110,6 +110,8 @@ pub enum ErrorKind {
     Denied,
     /// The store was written by a newer version of this crate.
     TooNew,
+    /// The store's file was removed or replaced while it was open. Only a restart helps.
+    Replaced,
     /// The store handle was closed.
     Closed,
     /// None of the others.
@@ -138,6 +140,7 @@ impl ErrorKind {
                 | Self::ReadOnly
                 | Self::Denied
                 | Self::TooNew
+                | Self::Replaced
         )
     }
 
@@ -156,6 +159,7 @@ impl ErrorKind {
             Self::ReadOnly => "read_only",
             Self::Denied => "denied",
             Self::TooNew => "too_new",
+            Self::Replaced => "replaced",
             Self::Closed => "closed",
             Self::Unexpected => "unexpected",
         }

@@ -13,6 +13,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
 
 use super::fault::{Done, Fault, corrupt, explain};
 use super::turn::Turn;
+use super::writer::LOG_BYTES;
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind};
 use crate::rules::issue::Issuer;
@@ -56,7 +57,8 @@ pub(super) fn connect(path: &Path, writes: bool, full: bool) -> Done<Connection>
     let cache_kib = if writes { 16 * 1024 } else { 4 * 1024 };
     db.execute_batch(&format!(
         "PRAGMA synchronous = {synchronous}; PRAGMA cache_size = -{cache_kib}; \
-         PRAGMA temp_store = MEMORY; PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES};"
+         PRAGMA temp_store = MEMORY; PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}; \
+         PRAGMA journal_size_limit = {LOG_BYTES};"
     ))?;
     Ok(db)
 }
@@ -104,6 +106,12 @@ pub(super) fn prepare(
     done
 }
 
+/// Whether a file that could not be prepared, for want of room, can be read as it is.
+pub(super) fn is_readable(db: &Connection) -> bool {
+    let version = db.query_row("SELECT version FROM leasehold_meta", [], |row| row.get(0));
+    version == Ok(VERSION)
+}
+
 fn write_ahead(db: &Connection, limit: Duration) -> Done<()> {
     let nap = Duration::from_millis(2);
     let mut waited = Duration::ZERO;
@@ -126,7 +134,8 @@ fn write_ahead(db: &Connection, limit: Duration) -> Done<()> {
     }
 }
 
-fn migrate(db: &Connection, now: impl Fn() -> Timestamp) -> Done<()> {
+/// To be called inside a write transaction.
+pub(super) fn migrate(db: &Connection, now: impl Fn() -> Timestamp) -> Done<()> {
     let number = |pragma: &str| db.query_row(pragma, [], |row| row.get::<_, i64>(0));
     let application = number("PRAGMA application_id")?;
     let user_version = number("PRAGMA user_version")?;

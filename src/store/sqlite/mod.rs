@@ -23,8 +23,11 @@ use async_trait::async_trait;
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
+use self::bell::Bells;
 use self::fault::{Done, Fault};
 use self::poll::Poll;
+use self::reserve::Reserve;
+use self::same::SameFile;
 use self::turn::Turn;
 use self::tx::Tx;
 use self::writer::{Call, Reply, Work, Writer, at};
@@ -52,6 +55,7 @@ macro_rules! statements {
     };
 }
 
+mod bell;
 mod checkpoint;
 mod claim;
 mod control;
@@ -68,6 +72,8 @@ mod poll;
 mod prune;
 mod reap;
 mod renew;
+mod reserve;
+mod same;
 mod settle;
 #[cfg(test)]
 mod tests;
@@ -152,6 +158,7 @@ pub struct SqliteStore {
 
 struct Shared {
     path: PathBuf,
+    file: SameFile,
     options: SqliteOptions,
     engine: Engine,
     wakers: Arc<Wakers>,
@@ -188,10 +195,22 @@ impl SqliteStore {
     }
 
     fn start(path: &Path, options: SqliteOptions) -> Done<Self> {
+        // A process may change its directory; the file does not move with it.
+        let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let db = migrate::connect(path, true, options.full)?;
         let mut turn = Turn::new(path);
-        migrate::prepare(&db, &mut turn, options.patience, || options.clock.now())?;
+        let prepared = migrate::prepare(&db, &mut turn, options.patience, || options.clock.now());
+        // On a full disk one can still look, and end work. The first commit makes up for it.
+        let unprepared = matches!(
+            &prepared,
+            Err(Fault::Broken(error)) if error.kind() == ErrorKind::Full
+        ) && migrate::is_readable(&db);
+        if !unprepared {
+            prepared?;
+        }
         let commits = Arc::new(AtomicU64::new(0));
+        let file = SameFile::at(path);
+        let bells = Bells::of(path, &options.namespace);
         let writer = Writer {
             db,
             turn,
@@ -200,6 +219,10 @@ impl SqliteStore {
             clock: Arc::clone(&options.clock),
             patience: options.patience,
             commits: Arc::clone(&commits),
+            bells: bells.clone(),
+            file: file.clone(),
+            reserve: (!options.inline).then(|| Reserve::of(path)),
+            unprepared,
             kinds: Kinds::default(),
         };
         let wakers = Arc::new(Wakers::default());
@@ -222,10 +245,11 @@ impl SqliteStore {
         };
         let shared = Shared {
             path: path.to_owned(),
+            file,
             options,
             engine,
             wakers,
-            poll: Arc::default(),
+            poll: Arc::new(Poll::new(bells)),
             readers: Mutex::default(),
             reading: RwLock::default(),
             commits,
@@ -272,7 +296,7 @@ impl SqliteStore {
                     return Err(at(verb, closed()));
                 };
                 let (mut answers, wakeups) = writer.run(&[&work]);
-                writer::wake_sleepers(&self.shared.wakers, wakeups);
+                writer::wake_sleepers(&self.shared.wakers, &writer.bells, wakeups);
                 let answer = answers.pop().unwrap_or_else(|| Err(strange()));
                 answer.map_err(|error| at(verb, error))
             }
@@ -311,6 +335,7 @@ impl Shared {
         if self.is_closed() {
             return Err(closed());
         }
+        self.file.check()?;
         let idle = lock(&self.readers).pop();
         let db = match idle {
             Some(db) => db,
@@ -471,6 +496,12 @@ impl Store for SqliteStore {
         // Asleep before the look, so that no job slips in between.
         let mut woken = self.shared.wakers.sleep(queues, suspects);
         let mut elsewhere = self.shared.poll.subscribe();
+        let bell = self
+            .shared
+            .poll
+            .bell()
+            .filter(|_| !self.shared.options.inline);
+        let asleep = bell.map(|bell| bell.sleep(queues));
         let (work, due) = self.look(queues, suspects).await?;
         if work {
             return Ok(());
@@ -489,6 +520,9 @@ impl Store for SqliteStore {
                 _ = &mut woken => return Ok(()),
                 () = &mut until => return Ok(()),
                 _ = elsewhere.changed() => {
+                    if let Some(asleep) = &asleep {
+                        asleep.again();
+                    }
                     let (work, now_due) = self.look(queues, suspects).await?;
                     let earlier = now_due.is_some_and(|at| due.is_none_or(|due| at < due));
                     if work || earlier {

@@ -1,21 +1,24 @@
-//! Wake-ups from other processes: while anybody sleeps, watch whether the file has changed.
+//! Wake-ups from other processes: while anybody sleeps, listen for the bell, and watch whether the
+//! file has changed.
 //!
-//! The engine has no way to tell one process what another did, but a connection can ask cheaply
-//! whether anything was committed. One thread asks, only while somebody sleeps, and the sleepers
-//! then look for work with a read.
+//! Another process rings the [bell](super::bell) once it has jobs for those who sleep here. Not
+//! everybody can: a user's own transaction enqueues jobs too, and only the file tells that it is
+//! committed. So one thread, only while somebody sleeps, asks the file now and then. After either
+//! the sleepers look for work with a read.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rusqlite::Connection;
 use tokio::sync::watch;
 
+use super::bell::{Bell, Bells};
 use super::migrate::connect;
 use crate::store::wake::Wakers;
 
-/// How often to ask: half of it passes on average until a sleeper knows.
+/// How often to ask: half of it passes on average until a sleeper knows that was not rung.
 const EVERY: Duration = Duration::from_millis(10);
 /// How often to ask after [`QUIET`] rounds in which nothing happened.
 const SELDOM: Duration = Duration::from_millis(20);
@@ -26,6 +29,8 @@ const LINGER: u32 = 100;
 #[derive(Debug)]
 pub(super) struct Poll {
     changed: watch::Sender<u64>,
+    bells: Bells,
+    bell: OnceLock<Option<Bell>>,
     state: Mutex<State>,
 }
 
@@ -36,16 +41,26 @@ struct State {
     stopped: bool,
 }
 
-impl Default for Poll {
-    fn default() -> Self {
+impl Poll {
+    pub(super) fn new(bells: Bells) -> Self {
         Self {
             changed: watch::channel(0).0,
+            bells,
+            bell: OnceLock::new(),
             state: Mutex::default(),
         }
     }
-}
 
-impl Poll {
+    /// The bells of the file.
+    pub(super) fn bells(&self) -> &Bells {
+        &self.bells
+    }
+
+    /// The bell of this handle, from when on anybody sleeps. None: sleepers have to ask.
+    pub(super) fn bell(&self) -> Option<&Bell> {
+        self.bell.get_or_init(|| self.bells.bell()).as_ref()
+    }
+
     /// Changes after another connection has committed.
     pub(super) fn subscribe(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
@@ -74,6 +89,9 @@ impl Poll {
         };
         // It holds nothing that a panic could leave half done.
         let _ = thread.map(JoinHandle::join);
+        if let Some(bell) = self.bell.get().and_then(Option::as_ref) {
+            bell.remove();
+        }
     }
 
     fn watch(&self, path: &Path, wakers: &Wakers) {
@@ -89,7 +107,12 @@ impl Poll {
                 quiet = 0;
                 self.changed.send_modify(|times| *times += 1);
             }
-            std::thread::sleep(if quiet > QUIET { SELDOM } else { EVERY });
+            let every = if quiet > QUIET { SELDOM } else { EVERY };
+            match self.bell() {
+                None => std::thread::sleep(every),
+                Some(bell) if bell.wait(every) => self.changed.send_modify(|times| *times += 1),
+                Some(_) => {}
+            }
             let mut state = self.lock();
             alone = if wakers.is_empty() { alone + 1 } else { 0 };
             if alone > LINGER || state.stopped {

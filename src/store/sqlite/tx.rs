@@ -264,7 +264,9 @@ impl Tx<'_> {
     pub(super) fn is_fresh(&self, session: SessionId, now: Timestamp) -> Done<bool> {
         let used = self
             .sql(SESSION_USED)?
-            .query_row(params![session.as_bytes(), self.namespace], |row| row.get(0))
+            .query_row(params![session.as_bytes(), self.namespace], |row| {
+                row.get(0)
+            })
             .optional()?
             .map(moment);
         Ok(used.is_some_and(|used| now.since(used) < SESSION_IDLE / 4))

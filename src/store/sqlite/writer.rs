@@ -15,12 +15,15 @@ use std::time::Duration;
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
+use super::bell::Bells;
 use super::fault::{Done, Fault};
-use super::migrate::beside;
+use super::migrate::{self, beside};
+use super::reserve::{Reserve, no_room};
+use super::same::SameFile;
 use super::turn::Turn;
 use super::tx::{Tx, Wakeup};
 use crate::clock::{Clock, Timestamp, monotonic};
-use crate::error::{Error, Result, Verb};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::job::{NewJob, QueueName};
 use crate::lease::Verdict;
 use crate::store::codec::Kinds;
@@ -40,7 +43,7 @@ const BATCH_TIME: Duration = Duration::from_millis(20);
 const CALL_IN: Duration = Duration::from_micros(200);
 /// How often the log's size is looked at, in commits, and from which size on it is cut back.
 const LOG_EVERY: u64 = 64;
-const LOG_BYTES: u64 = 128 * 1024 * 1024;
+pub(super) const LOG_BYTES: u64 = 64 * 1024 * 1024;
 
 /// What a call wants.
 pub(super) enum Work {
@@ -92,6 +95,16 @@ impl Work {
             Self::Prune(_) | Self::PruneKeys(_) => Verb::Prune,
         }
     }
+
+    /// Whether it may have what is in reserve on a full disk.
+    fn ends_work(&self) -> bool {
+        matches!(self, Self::Renew(_) | Self::Settle(_) | Self::Checkpoint(_))
+    }
+
+    /// Whether it would take from that what others need.
+    fn takes_room(&self) -> bool {
+        matches!(self, Self::Enqueue(_) | Self::Claim(_))
+    }
 }
 
 impl Call {
@@ -124,6 +137,12 @@ pub(super) struct Writer {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) patience: Duration,
     pub(super) commits: Arc<AtomicU64>,
+    pub(super) bells: Bells,
+    pub(super) file: SameFile,
+    /// None: the file is not for keeps.
+    pub(super) reserve: Option<Reserve>,
+    /// Whether this handle has yet to raise the issuer's floor: there was no room to.
+    pub(super) unprepared: bool,
     pub(super) kinds: Kinds,
 }
 
@@ -167,7 +186,7 @@ impl Writer {
             });
             // Before the answers: who hears one and then goes to sleep must not be woken by its own
             // call.
-            wake_sleepers(wakers, wakeups);
+            wake_sleepers(wakers, &self.bells, wakeups);
             let answered = answers.len();
             for (call, answer) in waiting.drain(..answered).zip(answers) {
                 let verb = call.work.verb();
@@ -184,11 +203,14 @@ impl Writer {
     /// Answers claims that would find nothing without taking a turn, if nothing else waits: a crowd
     /// that has no work must not stand in the way of those who have.
     fn is_in_vain(&mut self, waiting: &mut Vec<Call>) -> bool {
-        if !waiting.iter().all(|call| matches!(call.work, Work::Claim(_))) {
+        if !waiting
+            .iter()
+            .all(|call| matches!(call.work, Work::Claim(_)))
+        {
             return false;
         }
         // Whatever goes wrong here goes wrong again in the turn, where it is told.
-        if self.db.execute_batch("BEGIN").is_err() {
+        if self.file.check().is_err() || self.db.execute_batch("BEGIN").is_err() {
             return false;
         }
         let now = self.clock.now();
@@ -219,22 +241,29 @@ impl Writer {
     }
 
     fn run_begun(&mut self, begun: Done<()>, works: &[&Work]) -> Ran {
-        match self.transaction(begun, works) {
-            Ok(ran) => ran,
-            Err(Unrun::Broken(_)) if works.len() > 1 => self.run_apart(works),
-            Err(Unrun::Broken(error) | Unrun::Whole(error)) => {
-                let answers = works.iter().map(|_| Err(error.duplicate()));
-                (answers.collect(), Vec::new())
-            }
-        }
+        let error = match self.transaction(begun, works) {
+            Ok(ran) => return ran,
+            Err(Unrun::Broken(error)) if works.len() == 1 && !is_full(&error) => error,
+            Err(Unrun::Broken(_)) => return self.run_apart(works),
+            Err(Unrun::Whole(error)) => error,
+        };
+        let answers = works.iter().map(|_| Err(error.duplicate()));
+        (answers.collect(), Vec::new())
     }
 
     fn run_apart(&mut self, works: &[&Work]) -> Ran {
         let mut answers = Vec::with_capacity(works.len());
         let mut wakeups = Vec::new();
         for work in works {
-            let begun = self.turn.begin(&self.db, self.patience, || false);
-            match self.transaction(begun, &[*work]) {
+            let mut ran = self.run_alone(work);
+            if let Err(Unrun::Broken(error)) = &ran
+                && is_full(error)
+                && work.ends_work()
+                && self.make_room()
+            {
+                ran = self.run_alone(work);
+            }
+            match ran {
                 Ok((answer, more)) => {
                     answers.extend(answer);
                     wakeups.extend(more);
@@ -245,19 +274,41 @@ impl Writer {
         (answers, wakeups)
     }
 
+    fn run_alone(&mut self, work: &Work) -> Result<Ran, Unrun> {
+        let begun = self.turn.begin(&self.db, self.patience, || false);
+        self.transaction(begun, &[work])
+    }
+
+    /// Gives up what is in reserve on a full disk, and has the log begin anew if it can.
+    fn make_room(&mut self) -> bool {
+        let given_up = self.reserve.as_mut().is_some_and(Reserve::give_up);
+        if given_up {
+            tracing::warn!("the disk is full: work that runs can end, and no other begins");
+        }
+        let log = self
+            .db
+            .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0));
+        given_up || log == Ok(0)
+    }
+
     fn transaction(&mut self, begun: Done<()>, works: &[&Work]) -> Result<Ran, Unrun> {
         begun.map_err(|fault| Unrun::Whole(fault.into_error()))?;
-        let ran = self.apply_all(works);
-        let ran = match ran {
-            Ok(ran) => match commit(&self.db) {
-                Ok(()) => {
-                    self.commits.fetch_add(1, Ordering::Relaxed);
-                    Ok(ran)
-                }
-                Err(error) => Err(Unrun::Whole(Fault::from(error).into_error())),
-            },
-            Err(fault) => Err(Unrun::Broken(fault.into_error())),
-        };
+        let ran = self.file.check().map_err(Unrun::Whole).and_then(|()| {
+            let ran = self.apply_all(works);
+            ran.map_err(|fault| Unrun::Broken(fault.into_error()))
+        });
+        let ran = ran.and_then(|ran| match commit(&self.db) {
+            Ok(()) => {
+                self.commits.fetch_add(1, Ordering::Relaxed);
+                self.unprepared = false;
+                Ok(ran)
+            }
+            Err(error) => Err(match Fault::from(error).into_error() {
+                // One that is certain is as if a call had broken the transaction.
+                full if is_full(&full) => Unrun::Broken(full),
+                error => Unrun::Whole(error),
+            }),
+        });
         if ran.is_err() && !self.db.is_autocommit() {
             // The engine rolls back by itself when the connection goes.
             let _ = self.db.execute_batch("ROLLBACK");
@@ -267,11 +318,19 @@ impl Writer {
 
     fn apply_all(&mut self, works: &[&Work]) -> Done<Ran> {
         let started = monotonic();
+        if self.unprepared {
+            migrate::migrate(&self.db, || self.clock.now())?;
+        }
+        let is_full = self.reserve.as_mut().is_some_and(Reserve::is_missing);
         let mut tx = Tx::new(&self.db, &self.namespace, &mut self.kinds);
         let mut answers = Vec::with_capacity(works.len());
         for work in works {
             if !answers.is_empty() && monotonic() - started > BATCH_TIME {
                 break;
+            }
+            if is_full && work.takes_room() {
+                answers.push(Err(no_room()));
+                continue;
             }
             // The time is asked under the write lock, so that its order is the order of the steps.
             match apply(&mut tx, work, self.clock.now()) {
@@ -345,10 +404,14 @@ fn call_in(
     called
 }
 
-/// Wakes those who sleep until there is what a transaction made ready.
-pub(super) fn wake_sleepers(wakers: &Wakers, wakeups: Vec<Wakeup>) {
+/// Wakes those who sleep until there is what a transaction made ready: here first, and for what is
+/// left in other processes.
+pub(super) fn wake_sleepers(wakers: &Wakers, bells: &Bells, wakeups: Vec<Wakeup>) {
     for (queue, suspect, jobs) in wakeups {
-        wakers.wake(&queue, suspect, jobs);
+        let left = jobs - wakers.wake(&queue, suspect, jobs);
+        if left > 0 {
+            bells.ring(&queue, left);
+        }
     }
 }
 
@@ -371,6 +434,10 @@ fn apply(tx: &mut Tx<'_>, work: &Work, now: Timestamp) -> Done<Reply> {
         }
         Work::PruneKeys(keys) => Reply::Pruned(0, tx.prune_keys(keys, now)?),
     })
+}
+
+fn is_full(error: &Error) -> bool {
+    error.kind() == ErrorKind::Full
 }
 
 fn commit(db: &Connection) -> rusqlite::Result<()> {

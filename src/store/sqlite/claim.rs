@@ -19,7 +19,7 @@ use crate::rules::order::{GrantSpan, TIERS, earliest, is_suspects};
 use crate::store::sql::answer::{read_claim, written_claim};
 use crate::store::sql::grant::{Selection, nanos};
 use crate::store::sql::view::SCHEDULED;
-use crate::store::{ClaimRequest, Claimed, codec};
+use crate::store::{ClaimRequest, Claimed, RequestId, codec};
 
 statements! {
     DUE_PAGE = "
@@ -116,7 +116,6 @@ impl Tx<'_> {
     }
 
     /// The answer to a claim that would find nothing, from reading alone. None: it must be applied.
-    /// It is not remembered: a repeat that finds something takes nothing away from the first.
     pub(super) fn claim_in_vain(
         &mut self,
         request: &ClaimRequest,
@@ -125,17 +124,30 @@ impl Tx<'_> {
         if request.settle.is_some()
             || !self.is_fresh(request.request.session, now)?
             || self.recall(request.request, Verb::Claim, now)?.is_some()
-            || self.has_work_for(request, now)?
         {
             return Ok(None);
         }
         let mut claimed = Claimed::default();
         for wanted in &request.queues {
-            if let Some(queue) = self.known(&wanted.queue)? {
-                self.hints(queue, now, &mut claimed)?;
+            let Some(queue) = self.known(&wanted.queue)? else {
+                continue;
+            };
+            let at = &self.queues[queue];
+            if !at.paused && at.counts.ready > at.counts.parked {
+                return Ok(None);
             }
+            self.hints(queue, now, &mut claimed)?;
         }
-        Ok(Some(claimed))
+        let next = claimed.next_due.into_iter().chain(claimed.next_deadline);
+        Ok(next
+            .min()
+            .is_none_or(|next| !next.is_zero())
+            .then_some(claimed))
+    }
+
+    /// Writes down that a claim has been answered with nothing.
+    pub(super) fn remember_vain(&mut self, request: RequestId) -> Done<()> {
+        self.remember(request, Verb::Claim, &written_claim(&Claimed::default())?)
     }
 
     /// Answers a repeated claim: what is left of its grants, with the time originally granted.

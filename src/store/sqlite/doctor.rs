@@ -197,8 +197,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("jobs.db");
         let store = SqliteStore::open(&path).unwrap();
-        let log = || wal(&path).to_string();
-        assert!(log().contains("fine"), "{}", log());
+        let log = || format!("{:?}", wal(&path));
+        assert!(log().contains("Fine"), "{}", log());
         let reader = Connection::open(&path).unwrap();
         reader.execute_batch("BEGIN").unwrap();
         let count = "SELECT count(*) FROM leasehold_ready";
@@ -212,7 +212,7 @@ mod tests {
             writer.execute(ballast, []).unwrap();
         }
         let told = log();
-        assert!(told.contains("risk") && told.contains("64 MiB"), "{told}");
+        assert!(told.contains("Risk") && told.contains("64 MiB"), "{told}");
         if cfg!(target_os = "linux") {
             let me = format!("process {}", std::process::id());
             assert!(told.contains(&me), "{told}");
@@ -228,7 +228,7 @@ mod tests {
         writer
             .execute("INSERT INTO ballast VALUES (1)", [])
             .unwrap();
-        assert!(log().contains("fine"), "{}", log());
+        assert!(log().contains("Fine"), "{}", log());
         drop(store);
     }
 }

@@ -61,7 +61,7 @@ impl SqliteStore {
     pub(crate) fn wake<T>(&self, applied: Applied<T>) {
         wake_sleepers(
             &self.shared.wakers,
-            self.shared.poll.bells(),
+            self.shared.poll.sleepers(),
             applied.wakeups,
         );
     }

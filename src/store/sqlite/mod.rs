@@ -12,6 +12,7 @@
 //! or killed; nothing is lost. The file belongs on a local disk.
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,11 +24,11 @@ use async_trait::async_trait;
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
-use self::bell::Bells;
 use self::fault::{Done, Fault};
 use self::poll::Poll;
 use self::reserve::Reserve;
 use self::same::SameFile;
+use self::sleepers::Sleepers;
 use self::turn::Turn;
 use self::tx::Tx;
 use self::writer::{Call, Reply, Work, Writer, at};
@@ -55,7 +56,6 @@ macro_rules! statements {
     };
 }
 
-mod bell;
 mod checkpoint;
 mod claim;
 mod control;
@@ -75,6 +75,7 @@ mod renew;
 mod reserve;
 mod same;
 mod settle;
+mod sleepers;
 #[cfg(test)]
 mod tests;
 mod turn;
@@ -210,7 +211,7 @@ impl SqliteStore {
         }
         let commits = Arc::new(AtomicU64::new(0));
         let file = SameFile::at(path);
-        let bells = Bells::of(path, &options.namespace);
+        let sleepers = Sleepers::of(path, &options.namespace);
         let writer = Writer {
             db,
             turn,
@@ -219,10 +220,11 @@ impl SqliteStore {
             clock: Arc::clone(&options.clock),
             patience: options.patience,
             commits: Arc::clone(&commits),
-            bells: bells.clone(),
+            sleepers: sleepers.clone(),
             file: file.clone(),
             reserve: (!options.inline).then(|| Reserve::of(path)),
             unprepared,
+            vain: HashMap::new(),
             kinds: Kinds::default(),
         };
         let wakers = Arc::new(Wakers::default());
@@ -249,7 +251,7 @@ impl SqliteStore {
             options,
             engine,
             wakers,
-            poll: Arc::new(Poll::new(bells)),
+            poll: Arc::new(Poll::new(sleepers)),
             readers: Mutex::default(),
             reading: RwLock::default(),
             commits,
@@ -296,7 +298,7 @@ impl SqliteStore {
                     return Err(at(verb, closed()));
                 };
                 let (mut answers, wakeups) = writer.run(&[&work]);
-                writer::wake_sleepers(&self.shared.wakers, &writer.bells, wakeups);
+                writer::wake_sleepers(&self.shared.wakers, &writer.sleepers, wakeups);
                 let answer = answers.pop().unwrap_or_else(|| Err(strange()));
                 answer.map_err(|error| at(verb, error))
             }
@@ -496,12 +498,12 @@ impl Store for SqliteStore {
         // Asleep before the look, so that no job slips in between.
         let mut woken = self.shared.wakers.sleep(queues, suspects);
         let mut elsewhere = self.shared.poll.subscribe();
-        let bell = self
+        let sleeper = self
             .shared
             .poll
-            .bell()
+            .sleeper()
             .filter(|_| !self.shared.options.inline);
-        let asleep = bell.map(|bell| bell.sleep(queues));
+        let asleep = sleeper.map(|sleeper| sleeper.sleep(queues));
         let (work, due) = self.look(queues, suspects).await?;
         if work {
             return Ok(());

@@ -1,7 +1,7 @@
-//! Wake-ups from other processes: while anybody sleeps, listen for the bell, and watch whether the
-//! file has changed.
+//! Wake-ups from other processes: while anybody sleeps, listen, and watch whether the file has
+//! changed.
 //!
-//! Another process rings the [bell](super::bell) once it has jobs for those who sleep here. Not
+//! Another process wakes this [sleeper](super::sleepers) once it has jobs for those here. Not
 //! everybody can: a user's own transaction enqueues jobs too, and only the file tells that it is
 //! committed. So one thread, only while somebody sleeps, asks the file now and then. After either
 //! the sleepers look for work with a read.
@@ -14,11 +14,11 @@ use std::time::Duration;
 use rusqlite::Connection;
 use tokio::sync::watch;
 
-use super::bell::{Bell, Bells};
 use super::migrate::connect;
+use super::sleepers::{Sleeper, Sleepers};
 use crate::store::wake::Wakers;
 
-/// How often to ask: half of it passes on average until a sleeper knows that was not rung.
+/// How often to ask: half of it passes on average until one knows that was not woken.
 const EVERY: Duration = Duration::from_millis(10);
 /// How often to ask after [`QUIET`] rounds in which nothing happened.
 const SELDOM: Duration = Duration::from_millis(20);
@@ -29,8 +29,8 @@ const LINGER: u32 = 100;
 #[derive(Debug)]
 pub(super) struct Poll {
     changed: watch::Sender<u64>,
-    bells: Bells,
-    bell: OnceLock<Option<Bell>>,
+    all: Sleepers,
+    sleeper: OnceLock<Option<Sleeper>>,
     state: Mutex<State>,
 }
 
@@ -42,23 +42,23 @@ struct State {
 }
 
 impl Poll {
-    pub(super) fn new(bells: Bells) -> Self {
+    pub(super) fn new(all: Sleepers) -> Self {
         Self {
             changed: watch::channel(0).0,
-            bells,
-            bell: OnceLock::new(),
+            all,
+            sleeper: OnceLock::new(),
             state: Mutex::default(),
         }
     }
 
-    /// The bells of the file.
-    pub(super) fn bells(&self) -> &Bells {
-        &self.bells
+    /// The processes that sleep on the file.
+    pub(super) fn sleepers(&self) -> &Sleepers {
+        &self.all
     }
 
-    /// The bell of this handle, from when on anybody sleeps. None: sleepers have to ask.
-    pub(super) fn bell(&self) -> Option<&Bell> {
-        self.bell.get_or_init(|| self.bells.bell()).as_ref()
+    /// This handle as one of them, from when on anybody sleeps. None: it has to ask.
+    pub(super) fn sleeper(&self) -> Option<&Sleeper> {
+        self.sleeper.get_or_init(|| self.all.join()).as_ref()
     }
 
     /// Changes after another connection has committed.
@@ -89,8 +89,8 @@ impl Poll {
         };
         // It holds nothing that a panic could leave half done.
         let _ = thread.map(JoinHandle::join);
-        if let Some(bell) = self.bell.get().and_then(Option::as_ref) {
-            bell.remove();
+        if let Some(sleeper) = self.sleeper.get().and_then(Option::as_ref) {
+            sleeper.remove();
         }
     }
 
@@ -108,9 +108,11 @@ impl Poll {
                 self.changed.send_modify(|times| *times += 1);
             }
             let every = if quiet > QUIET { SELDOM } else { EVERY };
-            match self.bell() {
+            match self.sleeper() {
                 None => std::thread::sleep(every),
-                Some(bell) if bell.wait(every) => self.changed.send_modify(|times| *times += 1),
+                Some(sleeper) if sleeper.wait(every) => {
+                    self.changed.send_modify(|times| *times += 1)
+                }
                 Some(_) => {}
             }
             let mut state = self.lock();

@@ -7,15 +7,17 @@
 //! the one that works. Who has renewals to write walks past the line and waits for no more than
 //! the turn under way, the first in line, and other renewals.
 //!
-//! Nobody waits for the side file for long, and locks die with their process. A first in line that
-//! is frozen keeps the side file; the others walk past it, and each time sooner. Without the side
-//! file everything works, only less fairly.
+//! Locks die with their process. Who steps up writes the time into the side file, so the others see
+//! that the line moves. A first in line that is frozen keeps the side file, and the line stands
+//! still: then they walk past it, and each time sooner. Without the side file everything works,
+//! only less fairly.
 
 use std::fs::{File, OpenOptions};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rusqlite::Connection;
+use tokio::time::Instant;
 
 use super::fault::{Done, Fault, explain, is_busy};
 use super::migrate::beside;
@@ -25,9 +27,12 @@ use crate::clock::monotonic;
 const FIRST_NAP: Duration = Duration::from_micros(100);
 /// Between two questions of somebody in line: an eighth of its last wait, within these. So a crowd
 /// of any size asks about as often.
-const LINE_NAP: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(4));
-/// How long to stand in line at most: many turns, and far less than a lease.
-const STAND: Duration = Duration::from_millis(50);
+const LINE_NAP: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(8));
+/// How long to stand in a line that does not move: longer than a slow disk takes for a turn, and far
+/// less than a lease.
+const STAND: Duration = Duration::from_millis(250);
+/// How often the first in line tells that the line moves.
+const TELL: Duration = Duration::from_millis(5);
 /// From here on somebody should know: a handler's own transaction, or a frozen process.
 const LONG: Duration = Duration::from_secs(1);
 const LONG_NAP: Duration = Duration::from_millis(2);
@@ -36,8 +41,10 @@ const LONG_NAP: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub(super) struct Turn {
     side: Option<File>,
-    /// How long to stand in line: halved when it brought nothing.
+    /// How long to stand in a line that does not move: halved when it did not in that time.
     stand: Duration,
+    /// When this process last told that it had stepped up.
+    told: Option<Instant>,
     last_wait: Duration,
 }
 
@@ -62,6 +69,7 @@ impl Turn {
         Self {
             side: side.ok(),
             stand: STAND,
+            told: None,
             last_wait: Duration::ZERO,
         }
     }
@@ -74,15 +82,22 @@ impl Turn {
         limit: Duration,
         mut urgent: impl FnMut() -> bool,
     ) -> Done<()> {
+        let side = self.side.as_ref();
         let start = monotonic();
         let (mut naps, mut warned) = (Duration::ZERO, false);
         let mut first = None;
+        let (mut seen, mut seen_at) = (side.and_then(last_told), Duration::ZERO);
         loop {
             // Under a virtual clock no time passes here, so the naps count too.
             let waited = (monotonic() - start).max(naps);
-            first = first.or_else(|| step_up(self.side.as_ref()));
-            let ahead = first.is_some() || self.side.is_none() || urgent();
-            if ahead || waited >= self.stand {
+            first = first.or_else(|| step_up(side, &mut self.told));
+            let ahead = first.is_some() || side.is_none() || urgent();
+            let told = side.filter(|_| !ahead).and_then(last_told);
+            if !ahead && told != seen {
+                (seen, seen_at) = (told, waited);
+                self.stand = STAND;
+            }
+            if ahead || waited - seen_at >= self.stand {
                 match begin(db) {
                     Err(error) if is_busy(&error) && waited < limit => {}
                     Err(error) => return Err(Fault::Broken(explain(error))),
@@ -112,9 +127,21 @@ impl Turn {
     }
 }
 
-/// Steps up to the head of the line, if nobody is there.
-fn step_up(side: Option<&File>) -> Option<First<'_>> {
-    side.filter(|side| side.try_lock().is_ok()).map(First)
+/// Steps up to the head of the line, if nobody is there, and now and then tells the others.
+fn step_up<'a>(side: Option<&'a File>, told: &mut Option<Instant>) -> Option<First<'a>> {
+    let side = side.filter(|side| side.try_lock().is_ok())?;
+    let now = monotonic();
+    if told.is_none_or(|told| now - told >= TELL) {
+        *told = Some(now);
+        // Who cannot tell is walked past by the others sooner.
+        let _ = side.set_modified(SystemTime::now());
+    }
+    Some(First(side))
+}
+
+/// When somebody last stepped up.
+fn last_told(side: &File) -> Option<SystemTime> {
+    side.metadata().and_then(|side| side.modified()).ok()
 }
 
 fn begin(db: &Connection) -> rusqlite::Result<()> {

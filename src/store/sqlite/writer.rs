@@ -6,6 +6,7 @@
 //! call that is refused leaves its neighbours alone. If a call breaks the transaction, it is rolled
 //! back and each call runs again in one of its own: only the broken one gets the error.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,11 +16,11 @@ use std::time::Duration;
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
-use super::bell::Bells;
 use super::fault::{Done, Fault};
 use super::migrate::{self, beside};
 use super::reserve::{Reserve, no_room};
 use super::same::SameFile;
+use super::sleepers::Sleepers;
 use super::turn::Turn;
 use super::tx::{Tx, Wakeup};
 use crate::clock::{Clock, Timestamp, monotonic};
@@ -30,8 +31,8 @@ use crate::store::codec::Kinds;
 use crate::store::wake::Wakers;
 use crate::store::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
-    EnqueueRequest, Enqueued, Expiry, PruneKeys, PruneRequest, ReapRequest, Renewal, SessionId,
-    SettleRequest,
+    EnqueueRequest, Enqueued, Expiry, PruneKeys, PruneRequest, ReapRequest, Renewal, RequestId,
+    SessionId, SettleRequest,
 };
 
 /// Calls in one transaction.
@@ -137,12 +138,15 @@ pub(super) struct Writer {
     pub(super) clock: Arc<dyn Clock>,
     pub(super) patience: Duration,
     pub(super) commits: Arc<AtomicU64>,
-    pub(super) bells: Bells,
+    pub(super) sleepers: Sleepers,
     pub(super) file: SameFile,
     /// None: the file is not for keeps.
     pub(super) reserve: Option<Reserve>,
     /// Whether this handle has yet to raise the issuer's floor: there was no room to.
     pub(super) unprepared: bool,
+    /// The last claim of each lane that was answered with nothing and not written down: a repeat
+    /// gets the same answer. A lane belongs to one process, so it is enough to know it here.
+    pub(super) vain: HashMap<(SessionId, u32), RequestId>,
     pub(super) kinds: Kinds,
 }
 
@@ -186,7 +190,7 @@ impl Writer {
             });
             // Before the answers: who hears one and then goes to sleep must not be woken by its own
             // call.
-            wake_sleepers(wakers, &self.bells, wakeups);
+            wake_sleepers(wakers, &self.sleepers, wakeups);
             let answered = answers.len();
             for (call, answer) in waiting.drain(..answered).zip(answers) {
                 let verb = call.work.verb();
@@ -219,9 +223,17 @@ impl Writer {
             let Work::Claim(request) = &call.work else {
                 return true;
             };
-            let Ok(Some(claimed)) = tx.claim_in_vain(request, now) else {
-                return true;
+            let id = request.request;
+            let lane = (id.session, id.lane);
+            let claimed = match self.vain.get(&lane) {
+                Some(last) if *last == id => Claimed::default(),
+                Some(last) if last.seq > id.seq => return true,
+                _ => match tx.claim_in_vain(request, now) {
+                    Ok(Some(claimed)) => claimed,
+                    _ => return true,
+                },
             };
+            self.vain.insert(lane, id);
             let (unheard, _) = oneshot::channel();
             let reply = std::mem::replace(&mut call.reply, unheard);
             // Who no longer listens needs no answer.
@@ -332,6 +344,13 @@ impl Writer {
                 answers.push(Err(no_room()));
                 continue;
             }
+            if let Work::Claim(request) = work
+                && let id = request.request
+                && let Some(last) = self.vain.get(&(id.session, id.lane))
+                && last.seq >= id.seq
+            {
+                tx.remember_vain(*last)?;
+            }
             // The time is asked under the write lock, so that its order is the order of the steps.
             match apply(&mut tx, work, self.clock.now()) {
                 Ok(reply) => answers.push(Ok(reply)),
@@ -406,11 +425,11 @@ fn call_in(
 
 /// Wakes those who sleep until there is what a transaction made ready: here first, and for what is
 /// left in other processes.
-pub(super) fn wake_sleepers(wakers: &Wakers, bells: &Bells, wakeups: Vec<Wakeup>) {
+pub(super) fn wake_sleepers(wakers: &Wakers, sleepers: &Sleepers, wakeups: Vec<Wakeup>) {
     for (queue, suspect, jobs) in wakeups {
         let left = jobs - wakers.wake(&queue, suspect, jobs);
         if left > 0 {
-            bells.ring(&queue, left);
+            sleepers.wake(&queue, left);
         }
     }
 }

@@ -16,14 +16,14 @@ const TERM: Duration = Duration::from_secs(2);
 
 /// Two milliseconds of work.
 #[derive(Serialize, Deserialize)]
-struct Nap;
+struct Errand;
 
-impl Job for Nap {
-    const KIND: &'static str = "nap";
-    const QUEUE: &'static str = "naps";
+impl Job for Errand {
+    const KIND: &'static str = "errand";
+    const QUEUE: &'static str = "errands";
 }
 
-async fn nap(_: Nap, _: Context) -> Result<(), Failure> {
+async fn run(_: Errand, _: Context) -> Result<(), Failure> {
     tokio::time::sleep(Duration::from_millis(2)).await;
     Ok(())
 }
@@ -36,7 +36,7 @@ fn url(path: &Path) -> String {
 pub(crate) async fn hand(path: &Path) {
     let client = Client::open(&url(path)).await.unwrap();
     wait_for_go(path);
-    let worker = client.worker().handle(nap).slots(4);
+    let worker = client.worker().handle(run).slots(4);
     let worker = worker.terms(LeaseTerms::of_term(TERM));
     worker
         .run_until(std::future::pending::<()>())
@@ -71,7 +71,7 @@ async fn drained(hands: usize, jobs: u64) -> (f64, u64) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("jobs.db");
     let client = Client::open(&url(&path)).await.unwrap();
-    let each = || NewJob::of(&Nap).unwrap();
+    let each = || NewJob::of(&Errand).unwrap();
     for _ in 0..jobs / 500 {
         client.enqueue_many((0..500).map(|_| each())).await.unwrap();
     }

@@ -439,7 +439,7 @@ async fn a_job_of_one_process_wakes_another_at_once() {
             return Err(format!("woken after {p99:?}"));
         }
         if median * 2 > asking {
-            return Err(format!("rung after {median:?}, by asking after {asking:?}"));
+            return Err(format!("told after {median:?}, by asking after {asking:?}"));
         }
         Ok(())
     })
@@ -447,12 +447,12 @@ async fn a_job_of_one_process_wakes_another_at_once() {
 }
 
 /// How long until a job of another process is known here: the middle one, and nearly the longest.
-/// The control arm has no bells.
-async fn woken(bells: bool) -> (Duration, Duration) {
+/// In the control arm nobody is told.
+async fn woken(told: bool) -> (Duration, Duration) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("jobs.db");
-    if !bells {
-        std::fs::write(dir.path().join("jobs.db-bells"), "in their place").unwrap();
+    if !told {
+        std::fs::write(dir.path().join("jobs.db-sleepers"), "in their place").unwrap();
     }
     let store = SqliteStore::open(&path).unwrap();
     let mut client = Client::new(store.clone()).await;
@@ -478,13 +478,13 @@ async fn woken(bells: bool) -> (Duration, Duration) {
     (waits[waits.len() / 2], waits[waits.len() * 99 / 100 - 1])
 }
 
-/// What a bell leaves behind when its process is killed does not keep others from being rung.
+/// What a sleeper leaves behind when it is killed takes no wake-up from others.
 #[tokio::test]
-async fn the_bells_of_the_dead_are_taken_away() {
+async fn what_dead_sleepers_leave_is_taken_away() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("jobs.db");
-    let bells = dir.path().join("jobs.db-bells");
-    let count = || std::fs::read_dir(&bells).map_or(0, Iterator::count);
+    let side = dir.path().join("jobs.db-sleepers");
+    let count = || std::fs::read_dir(&side).map_or(0, Iterator::count);
     drop(SqliteStore::open(&path).unwrap());
     let mut dead = spawn("sleeper", &path);
     while count() < 2 {

@@ -1,12 +1,12 @@
 //! Wake-ups between processes: one job wakes one sleeper, in whichever process it sleeps.
 //!
-//! Beside the file is a directory (`<db>-bells`). A process whose workers sleep has a socket in it,
-//! and an empty file for each queue that they sleep on. Who has made jobs ready takes away as many
-//! of these files as there are jobs, and sends a byte to the socket of each. What the dead leave
-//! behind is taken away by whoever finds that nobody listens.
+//! Beside the file is a directory (`<db>-sleepers`). A process whose workers sleep has a socket in
+//! it, and an empty file for each queue that they sleep on. Who has made jobs ready takes away as
+//! many of these files as there are jobs, and sends a byte to the socket of each. What the dead
+//! leave behind is taken away by whoever finds that nobody listens.
 //!
-//! A bell is a help, not a promise: where there is none (another system, a path too long for a
-//! socket, a full disk), those who sleep find out by [asking](super::poll).
+//! It is a help, not a promise: where there is none (another system, a path too long for a socket,
+//! a full disk), those who sleep find out by [asking](super::poll).
 
 #[cfg(unix)]
 mod system {
@@ -23,52 +23,52 @@ mod system {
     use super::super::migrate::beside;
     use crate::job::{Namespace, QueueName};
 
-    /// Who sleeps on more queues than this is not rung.
+    /// Who sleeps on more queues than this is not woken.
     const QUEUES: usize = 32;
 
-    /// The bells of a file, for one namespace.
+    /// The processes that sleep on a file, for one namespace.
     #[derive(Clone, Debug)]
-    pub(in super::super) struct Bells {
+    pub(in super::super) struct Sleepers {
         dir: PathBuf,
         namespace: Namespace,
     }
 
     /// The socket of a process that sleeps now and then.
     #[derive(Debug)]
-    pub(in super::super) struct Bell {
+    pub(in super::super) struct Sleeper {
         socket: UnixDatagram,
         name: String,
-        bells: Bells,
+        all: Sleepers,
         /// How many sleep on each queue, by its file.
         asleep: Mutex<HashMap<PathBuf, usize>>,
     }
 
-    impl Bells {
+    impl Sleepers {
         pub(in super::super) fn of(db: &Path, namespace: &Namespace) -> Self {
             Self {
-                dir: beside(db, "-bells"),
+                dir: beside(db, "-sleepers"),
                 namespace: namespace.clone(),
             }
         }
 
-        /// A bell of our own. None: there are none here.
-        pub(in super::super) fn bell(&self) -> Option<Bell> {
+        /// Makes this process one of them. None: here it cannot be.
+        pub(in super::super) fn join(&self) -> Option<Sleeper> {
             match fs::create_dir(&self.dir) {
                 Err(error) if error.kind() != ErrorKind::AlreadyExists => return None,
                 _ => self.sweep(),
             }
             let name = format!("{:016x}", fastrand::u64(..));
             let socket = UnixDatagram::bind(self.dir.join(&name)).ok()?;
-            Some(Bell {
+            Some(Sleeper {
                 socket,
                 name,
-                bells: self.clone(),
+                all: self.clone(),
                 asleep: Mutex::default(),
             })
         }
 
-        /// Rings as many sleepers of a queue as there are jobs.
-        pub(in super::super) fn ring(&self, queue: &QueueName, jobs: usize) {
+        /// Wakes as many sleepers of a queue as there are jobs.
+        pub(in super::super) fn wake(&self, queue: &QueueName, jobs: usize) {
             let Ok(entries) = fs::read_dir(&self.dir) else {
                 return;
             };
@@ -78,8 +78,8 @@ mod system {
                 let Some(name) = file.to_str().and_then(|file| file.strip_prefix(&mark)) else {
                     continue;
                 };
-                // Who takes the file away is the one who rings.
-                if fs::remove_file(entry.path()).is_ok() && rung(&self.dir.join(name)) {
+                // Who takes the file away is the one who wakes it.
+                if fs::remove_file(entry.path()).is_ok() && is_woken(&self.dir.join(name)) {
                     left -= 1;
                 }
                 if left == 0 {
@@ -111,8 +111,8 @@ mod system {
         }
     }
 
-    impl Bell {
-        /// Waits to be rung, for at most this long. Whether it was.
+    impl Sleeper {
+        /// Waits to be woken, for at most this long. Whether it was.
         pub(in super::super) fn wait(&self, limit: Duration) -> bool {
             let waits = self.socket.set_read_timeout(Some(limit));
             waits.is_ok() && self.socket.recv(&mut [0]).is_ok()
@@ -120,12 +120,12 @@ mod system {
 
         /// Somebody sleeps on these queues, until the answer is dropped.
         pub(in super::super) fn sleep(&self, queues: &[QueueName]) -> Asleep<'_> {
-            let bells = &self.bells;
+            let all = &self.all;
             let few = queues.iter().filter(|_| queues.len() <= QUEUES);
             let asleep = Asleep {
-                bell: self,
+                sleeper: self,
                 files: few
-                    .map(|queue| bells.dir.join(bells.mark(queue) + &self.name))
+                    .map(|queue| all.dir.join(all.mark(queue) + &self.name))
                     .collect(),
             };
             let mut counts = self.asleep.lock().unwrap_or_else(PoisonError::into_inner);
@@ -137,23 +137,23 @@ mod system {
             asleep
         }
 
-        /// Nobody here wants to be rung any more.
+        /// Nobody here wants to be woken any more.
         pub(in super::super) fn remove(&self) {
             // What stays is swept by the next, and a directory that others use is not empty.
-            let _ = fs::remove_file(self.bells.dir.join(&self.name));
-            let _ = fs::remove_dir(&self.bells.dir);
+            let _ = fs::remove_file(self.all.dir.join(&self.name));
+            let _ = fs::remove_dir(&self.all.dir);
         }
     }
 
-    /// Somebody who sleeps, and wants to be rung.
+    /// Somebody who sleeps, and wants to be woken.
     #[derive(Debug)]
     pub(in super::super) struct Asleep<'a> {
-        bell: &'a Bell,
+        sleeper: &'a Sleeper,
         files: Vec<PathBuf>,
     }
 
     impl Asleep<'_> {
-        /// To be called after a ring that was not for this sleeper: who rings takes the file away.
+        /// To be called after a wake-up that was not for this one: who gives it takes the file.
         pub(in super::super) fn again(&self) {
             for file in &self.files {
                 // Without it, this one has to ask.
@@ -164,7 +164,7 @@ mod system {
 
     impl Drop for Asleep<'_> {
         fn drop(&mut self) {
-            let counts = &self.bell.asleep;
+            let counts = &self.sleeper.asleep;
             let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
             for file in &self.files {
                 let left = counts.get_mut(file).map(|count| {
@@ -173,14 +173,14 @@ mod system {
                 });
                 if left == Some(0) {
                     counts.remove(file);
-                    // Most often whoever rang has taken it.
+                    // Most often whoever woke it has taken it.
                     let _ = fs::remove_file(file);
                 }
             }
         }
     }
 
-    fn rung(socket: &Path) -> bool {
+    fn is_woken(socket: &Path) -> bool {
         let sender = UnixDatagram::unbound().and_then(|sender| {
             sender.set_nonblocking(true)?;
             sender.send_to(&[1], socket)
@@ -191,7 +191,7 @@ mod system {
                 let _ = fs::remove_file(socket);
                 false
             }
-            // One that has not yet heard so many rings hears those.
+            // One that has not yet heard so many hears those.
             Err(error) => error.kind() == ErrorKind::WouldBlock,
             Ok(_) => true,
         }
@@ -210,29 +210,29 @@ mod system {
 
     use crate::job::{Namespace, QueueName};
 
-    /// No process can ring another here.
+    /// No process can wake another here.
     #[derive(Clone, Debug)]
-    pub(in super::super) struct Bells;
+    pub(in super::super) struct Sleepers;
 
     #[derive(Debug)]
-    pub(in super::super) enum Bell {}
+    pub(in super::super) enum Sleeper {}
 
     #[derive(Debug)]
     pub(in super::super) enum Asleep {}
 
-    impl Bells {
+    impl Sleepers {
         pub(in super::super) fn of(_: &Path, _: &Namespace) -> Self {
             Self
         }
 
-        pub(in super::super) fn bell(&self) -> Option<Bell> {
+        pub(in super::super) fn join(&self) -> Option<Sleeper> {
             None
         }
 
-        pub(in super::super) fn ring(&self, _: &QueueName, _: usize) {}
+        pub(in super::super) fn wake(&self, _: &QueueName, _: usize) {}
     }
 
-    impl Bell {
+    impl Sleeper {
         pub(in super::super) fn wait(&self, _: Duration) -> bool {
             match *self {}
         }
@@ -253,4 +253,4 @@ mod system {
     }
 }
 
-pub(super) use system::{Bell, Bells};
+pub(super) use system::{Sleeper, Sleepers};

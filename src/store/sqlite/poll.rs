@@ -111,7 +111,7 @@ impl Poll {
             match self.sleeper() {
                 None => std::thread::sleep(every),
                 Some(sleeper) if sleeper.wait(every) => {
-                    self.changed.send_modify(|times| *times += 1)
+                    self.changed.send_modify(|times| *times += 1);
                 }
                 Some(_) => {}
             }

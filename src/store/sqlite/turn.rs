@@ -7,14 +7,14 @@
 //! the one that works. Who has renewals to write walks past the line and waits for no more than
 //! the turn under way, the first in line, and other renewals.
 //!
-//! Locks die with their process. Who steps up writes the time into the side file, so the others see
-//! that the line moves. A first in line that is frozen keeps the side file, and the line stands
+//! Locks die with their process. Who steps up changes the length of the side file, so the others
+//! see that the line moves. A first in line that is frozen keeps the side file, and the line stands
 //! still: then they walk past it, and each time sooner. Without the side file everything works,
 //! only less fairly.
 
 use std::fs::{File, OpenOptions};
 use std::path::Path;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use rusqlite::Connection;
 use tokio::time::Instant;
@@ -25,14 +25,16 @@ use crate::clock::monotonic;
 
 /// Between two questions of the first in line, and of those who walk past it.
 const FIRST_NAP: Duration = Duration::from_micros(100);
-/// Between two questions of somebody in line: an eighth of its last wait, within these. So a crowd
-/// of any size asks about as often.
+/// Between two questions of somebody in line: an eighth of its last wait or of this one, within
+/// these. So a crowd of any size asks about as often.
 const LINE_NAP: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(8));
 /// How long to stand in a line that does not move: longer than a slow disk takes for a turn, and far
 /// less than a lease.
 const STAND: Duration = Duration::from_millis(250);
 /// How often the first in line tells that the line moves.
 const TELL: Duration = Duration::from_millis(5);
+/// The side file's length counts the steps, up to this: it is never written, and takes no room.
+const STEPS: u64 = 1 << 10;
 /// From here on somebody should know: a handler's own transaction, or a frozen process.
 const LONG: Duration = Duration::from_secs(1);
 const LONG_NAP: Duration = Duration::from_millis(2);
@@ -86,18 +88,18 @@ impl Turn {
         let start = monotonic();
         let (mut naps, mut warned) = (Duration::ZERO, false);
         let mut first = None;
-        let (mut seen, mut seen_at) = (side.and_then(last_told), Duration::ZERO);
+        let (mut seen, mut seen_at) = (side.and_then(steps), Duration::ZERO);
         loop {
             // Under a virtual clock no time passes here, so the naps count too.
             let waited = (monotonic() - start).max(naps);
             first = first.or_else(|| step_up(side, &mut self.told));
             let ahead = first.is_some() || side.is_none() || urgent();
-            let told = side.filter(|_| !ahead).and_then(last_told);
-            if !ahead && told != seen {
-                (seen, seen_at) = (told, waited);
+            let now = side.filter(|_| !ahead).and_then(steps);
+            if !ahead && now != seen {
+                (seen, seen_at) = (now, waited);
                 self.stand = STAND;
             }
-            if ahead || waited - seen_at >= self.stand {
+            if ahead || waited >= seen_at + self.stand {
                 match begin(db) {
                     Err(error) if is_busy(&error) && waited < limit => {}
                     Err(error) => return Err(Fault::Broken(explain(error))),
@@ -117,7 +119,7 @@ impl Turn {
             let nap = match ahead {
                 true if waited > LONG => LONG_NAP,
                 true => FIRST_NAP,
-                false => (self.last_wait / 8)
+                false => (self.last_wait.max(waited) / 8)
                     .clamp(LINE_NAP.0, LINE_NAP.1)
                     .mul_f64(0.5 + fastrand::f64()),
             };
@@ -134,14 +136,14 @@ fn step_up<'a>(side: Option<&'a File>, told: &mut Option<Instant>) -> Option<Fir
     if told.is_none_or(|told| now - told >= TELL) {
         *told = Some(now);
         // Who cannot tell is walked past by the others sooner.
-        let _ = side.set_modified(SystemTime::now());
+        let _ = side.set_len((steps(side).unwrap_or(0) + 1) % STEPS);
     }
     Some(First(side))
 }
 
-/// When somebody last stepped up.
-fn last_told(side: &File) -> Option<SystemTime> {
-    side.metadata().and_then(|side| side.modified()).ok()
+/// Changes when somebody steps up.
+fn steps(side: &File) -> Option<u64> {
+    side.metadata().ok().map(|side| side.len())
 }
 
 fn begin(db: &Connection) -> rusqlite::Result<()> {

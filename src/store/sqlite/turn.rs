@@ -28,8 +28,8 @@ const FIRST_NAP: Duration = Duration::from_micros(100);
 /// Between two questions of somebody in line: an eighth of its last wait or of this one, within
 /// these. So a crowd of any size asks about as often.
 const LINE_NAP: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(8));
-/// How long to stand in a line that does not move: longer than a slow disk takes for a turn, and far
-/// less than a lease.
+/// How long to stand in a line that does not move: longer than a slow disk takes for a turn, and
+/// far less than a lease.
 const STAND: Duration = Duration::from_millis(250);
 /// How often the first in line tells that the line moves.
 const TELL: Duration = Duration::from_millis(5);

@@ -111,6 +111,8 @@ pub enum ErrorKind {
     Denied,
     /// The store was written by a newer version of this crate.
     TooNew,
+    /// The store's file was removed or replaced while it was open. Only a restart helps.
+    Replaced,
     /// The store handle was closed.
     Closed,
     /// Anything else.
@@ -139,6 +141,7 @@ impl ErrorKind {
                 | Self::ReadOnly
                 | Self::Denied
                 | Self::TooNew
+                | Self::Replaced
         )
     }
 
@@ -157,6 +160,7 @@ impl ErrorKind {
             Self::ReadOnly => "read_only",
             Self::Denied => "denied",
             Self::TooNew => "too_new",
+            Self::Replaced => "replaced",
             Self::Closed => "closed",
             Self::Unexpected => "unexpected",
         }

@@ -297,7 +297,7 @@ impl Target {
             file, made: true, ..
         } = self
         {
-            for end in ["", "-wal", "-shm", "-turn"] {
+            for end in ["", "-wal", "-shm", "-turn", "-reserve"] {
                 let mut path = file.clone().into_os_string();
                 path.push(end);
                 let _ = std::fs::remove_file(path);

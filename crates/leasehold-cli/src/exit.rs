@@ -45,7 +45,8 @@ impl From<Error> for Trouble {
             | ErrorKind::Corrupt
             | ErrorKind::ReadOnly
             | ErrorKind::Denied
-            | ErrorKind::TooNew => Self::NotFound(text),
+            | ErrorKind::TooNew
+            | ErrorKind::Replaced => Self::NotFound(text),
             _ => Self::Failed(text),
         }
     }

@@ -20,7 +20,7 @@ use crate::rules::order::{GrantSpan, TIERS, earliest, is_suspects};
 use crate::store::sql::answer::{read_claim, written_claim};
 use crate::store::sql::grant::{Selection, nanos};
 use crate::store::sql::view::SCHEDULED;
-use crate::store::{ClaimRequest, Claimed, codec};
+use crate::store::{ClaimRequest, Claimed, RequestId, codec};
 
 statements! {
     DUE_PAGE = "
@@ -99,6 +99,40 @@ impl Tx<'_> {
         }
         let next = next.next_due.into_iter().chain(next.next_deadline).min();
         Ok(next.is_some_and(|next| next.is_zero()))
+    }
+
+    /// The answer to a claim that would find nothing, from reading alone. None: it must be applied.
+    pub(super) fn claim_in_vain(
+        &mut self,
+        request: &ClaimRequest,
+        now: Timestamp,
+    ) -> Done<Option<Claimed>> {
+        if !self.is_fresh(request.request.session, now)?
+            || self.recall(request.request, Verb::Claim, now)?.is_some()
+        {
+            return Ok(None);
+        }
+        let mut claimed = Claimed::default();
+        for wanted in &request.queues {
+            let Some(queue) = self.known(&wanted.queue)? else {
+                continue;
+            };
+            let at = &self.queues[queue];
+            if !at.paused && at.counts.ready > at.counts.parked {
+                return Ok(None);
+            }
+            self.hints(queue, now, &mut claimed)?;
+        }
+        let next = claimed.next_due.into_iter().chain(claimed.next_deadline);
+        Ok(next
+            .min()
+            .is_none_or(|next| !next.is_zero())
+            .then_some(claimed))
+    }
+
+    /// Writes down that a claim has been answered with nothing.
+    pub(super) fn remember_vain(&mut self, request: RequestId) -> Done<()> {
+        self.remember(request, Verb::Claim, &written_claim(&Claimed::default())?)
     }
 
     /// Answers a repeated claim: what is left of its grants, with the time originally granted.

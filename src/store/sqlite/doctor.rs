@@ -1,16 +1,14 @@
 //! The check-up of a file: what can be lost, and what to set.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rusqlite::{Connection, OpenFlags};
 
 use super::fault::explain;
-use super::migrate::VERSION;
+use super::migrate::{VERSION, beside};
+use super::writer::LOG_BYTES;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::store::health::Finding;
-
-/// A write-ahead log that is larger than this is not being emptied.
-const WAL_LIMIT: u64 = 256 << 20;
 
 /// With less room than this a busy queue can fill the disk within minutes.
 const ROOM: u64 = 512 << 20;
@@ -66,22 +64,28 @@ fn schema(version: i64) -> Finding {
     Finding::fine("version", found)
 }
 
+/// A log that is larger than what writers cut it back to cannot be emptied.
 fn wal(path: &Path) -> Finding {
-    let mut name = path.as_os_str().to_owned();
-    name.push("-wal");
-    let bytes = std::fs::metadata(PathBuf::from(name)).map_or(0, |file| file.len());
+    let bytes = std::fs::metadata(beside(path, "-wal")).map_or(0, |file| file.len());
     let found = format!("{} MiB", bytes >> 20);
-    if bytes > WAL_LIMIT {
-        let advice = "a reader that never ends keeps the log from being emptied: find the process \
-                      that holds a long transaction";
-        return Finding::risk("log", found, advice);
+    if bytes <= LOG_BYTES {
+        return Finding::fine("log", found);
     }
-    Finding::fine("log", found)
+    let bound = LOG_BYTES >> 20;
+    let who = match &system::readers(path)[..] {
+        [] => "find the process that holds a long transaction".to_owned(),
+        pids => format!("end the transaction of process {}", pids.join(", ")),
+    };
+    let advice = format!(
+        "writers cut it back to {bound} MiB unless a reader that never ends keeps them from it, \
+         and then it grows until the disk is full: {who}"
+    );
+    Finding::risk("log", found, advice)
 }
 
 #[cfg(unix)]
 mod system {
-    use super::{Finding, Path, ROOM};
+    use super::{Finding, Path, ROOM, beside};
 
     pub(super) fn room(path: &Path) -> Vec<Finding> {
         let mut findings = vec![match rustix::fs::statvfs(path) {
@@ -99,6 +103,45 @@ mod system {
             return Finding::risk("disk", found, advice);
         }
         Finding::fine("disk", found)
+    }
+
+    /// Processes that keep reading one state of the file: the marks that they lock say how much of
+    /// the log is still needed.
+    #[cfg(target_os = "linux")]
+    pub(super) fn readers(path: &Path) -> Vec<String> {
+        /// The bytes of the shared file that are locked to read from the log.
+        const MARKS: std::ops::RangeInclusive<u64> = 124..=127;
+        const LOOKS: usize = 5;
+        const MOMENT: std::time::Duration = std::time::Duration::from_millis(20);
+        let Ok(shared) = std::fs::metadata(beside(path, "-shm")) else {
+            return Vec::new();
+        };
+        let inode = format!(":{}", std::os::unix::fs::MetadataExt::ino(&shared));
+        let locked = || -> Vec<String> {
+            let locks = std::fs::read_to_string("/proc/locks").unwrap_or_default();
+            let reads = locks.lines().filter_map(|line| {
+                let words: Vec<&str> = line.split_whitespace().collect();
+                let [.., "READ", pid, file, start, _] = words[..] else {
+                    return None;
+                };
+                let is_mark = start.parse().is_ok_and(|start| MARKS.contains(&start));
+                (file.ends_with(&inode) && is_mark).then(|| pid.to_owned())
+            });
+            reads.collect()
+        };
+        let mut still = locked();
+        for _ in 0..LOOKS {
+            std::thread::sleep(MOMENT);
+            let now = locked();
+            still.retain(|pid| now.contains(pid));
+        }
+        still.dedup();
+        still
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn readers(_: &Path) -> Vec<String> {
+        Vec::new()
     }
 
     /// File systems of other machines, by the numbers that Linux gives them.
@@ -134,7 +177,58 @@ mod system {
 mod system {
     use super::{Finding, Path};
 
+    pub(super) fn readers(_: &Path) -> Vec<String> {
+        Vec::new()
+    }
+
     pub(super) fn room(_: &Path) -> Vec<Finding> {
         Vec::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::SqliteStore;
+
+    /// The control arm is the same log once its reader is gone.
+    #[test]
+    fn a_log_that_a_reader_keeps_is_told_with_its_bound_and_the_reader() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("jobs.db");
+        let store = SqliteStore::open(&path).unwrap();
+        let log = || format!("{:?}", wal(&path));
+        assert!(log().contains("Fine"), "{}", log());
+        let reader = Connection::open(&path).unwrap();
+        reader.execute_batch("BEGIN").unwrap();
+        let count = "SELECT count(*) FROM leasehold_ready";
+        reader.query_row(count, [], |_| Ok(())).unwrap();
+        let writer = Connection::open(&path).unwrap();
+        writer
+            .execute_batch("PRAGMA synchronous = OFF; CREATE TABLE ballast (x)")
+            .unwrap();
+        let ballast = "INSERT INTO ballast VALUES (zeroblob(1 << 20))";
+        for _ in 0..=LOG_BYTES >> 20 {
+            writer.execute(ballast, []).unwrap();
+        }
+        let told = log();
+        assert!(told.contains("Risk") && told.contains("64 MiB"), "{told}");
+        if cfg!(target_os = "linux") {
+            let me = format!("process {}", std::process::id());
+            assert!(told.contains(&me), "{told}");
+        }
+        reader.execute_batch("COMMIT").unwrap();
+        // As the writers do.
+        let limit = format!("PRAGMA journal_size_limit = {LOG_BYTES}");
+        writer.execute_batch(&limit).unwrap();
+        writer
+            .query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()))
+            .unwrap();
+        writer.execute("DELETE FROM ballast WHERE 0", []).unwrap();
+        writer
+            .execute("INSERT INTO ballast VALUES (1)", [])
+            .unwrap();
+        assert!(log().contains("Fine"), "{}", log());
+        drop(store);
     }
 }

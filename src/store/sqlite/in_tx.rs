@@ -59,7 +59,11 @@ impl SqliteStore {
 
     /// Wakes those whom a committed step concerns.
     pub(crate) fn wake<T>(&self, applied: Applied<T>) {
-        wake_sleepers(&self.shared.wakers, applied.wakeups);
+        wake_sleepers(
+            &self.shared.wakers,
+            self.shared.poll.sleepers(),
+            applied.wakeups,
+        );
     }
 
     fn apply<T>(

@@ -6,13 +6,14 @@
 //! are at home: there `user_version` and `application_id` are set as well, so that tools recognise
 //! it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
 
 use super::fault::{Done, Fault, corrupt, explain};
 use super::turn::Turn;
+use super::writer::LOG_BYTES;
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind};
 use crate::rules::issue::Issuer;
@@ -29,6 +30,13 @@ const APPLICATION_ID: i64 = 0x4c73_4864;
 
 /// Pages written to the log before they are moved into the file.
 const CHECKPOINT_PAGES: i64 = 4_000;
+
+/// A file that belongs to the database file: its name with an ending.
+pub(super) fn beside(db: &Path, ending: &str) -> PathBuf {
+    let mut path = db.as_os_str().to_owned();
+    path.push(ending);
+    path.into()
+}
 
 /// Opens a connection. Only a writer may make the file.
 pub(super) fn connect(path: &Path, writes: bool, full: bool) -> Done<Connection> {
@@ -49,7 +57,8 @@ pub(super) fn connect(path: &Path, writes: bool, full: bool) -> Done<Connection>
     let cache_kib = if writes { 16 * 1024 } else { 4 * 1024 };
     db.execute_batch(&format!(
         "PRAGMA synchronous = {synchronous}; PRAGMA cache_size = -{cache_kib}; \
-         PRAGMA temp_store = MEMORY; PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES};"
+         PRAGMA temp_store = MEMORY; PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}; \
+         PRAGMA journal_size_limit = {LOG_BYTES};"
     ))?;
     Ok(db)
 }
@@ -88,14 +97,19 @@ pub(super) fn prepare(
     write_ahead(db, limit)?;
     // From here on the writer takes turns in its own way.
     db.busy_timeout(Duration::ZERO)?;
-    turn.begin(db, limit)?;
+    turn.begin(db, limit, || false)?;
     let done = migrate(db, now).and_then(|()| Ok(db.execute_batch("COMMIT")?));
     if done.is_err() {
         // What failed is the answer; a failing rollback changes nothing about it.
         let _ = db.execute_batch("ROLLBACK");
     }
-    turn.done(db);
     done
+}
+
+/// Whether a file that could not be prepared, for want of room, can be read as it is.
+pub(super) fn is_readable(db: &Connection) -> bool {
+    let version = db.query_row("SELECT version FROM leasehold_meta", [], |row| row.get(0));
+    version == Ok(VERSION)
 }
 
 fn write_ahead(db: &Connection, limit: Duration) -> Done<()> {
@@ -120,7 +134,8 @@ fn write_ahead(db: &Connection, limit: Duration) -> Done<()> {
     }
 }
 
-fn migrate(db: &Connection, now: impl Fn() -> Timestamp) -> Done<()> {
+/// To be called inside a write transaction.
+pub(super) fn migrate(db: &Connection, now: impl Fn() -> Timestamp) -> Done<()> {
     let number = |pragma: &str| db.query_row(pragma, [], |row| row.get::<_, i64>(0));
     let application = number("PRAGMA application_id")?;
     let user_version = number("PRAGMA user_version")?;

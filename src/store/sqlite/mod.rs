@@ -12,6 +12,7 @@
 //! or killed; nothing is lost. The file belongs on a local disk.
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,9 +25,12 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use self::fault::{Done, Fault};
+use self::poll::Poll;
+use self::reserve::Reserve;
+use self::same::SameFile;
+use self::sleepers::Sleepers;
 use self::turn::Turn;
 use self::tx::Tx;
-use self::wait::Poll;
 use self::writer::{Call, Reply, Work, Writer, at};
 use super::codec::Kinds;
 use super::wake::Wakers;
@@ -64,10 +68,14 @@ mod in_tx;
 mod inspect;
 mod migrate;
 mod place;
+mod poll;
 mod prune;
 mod reap;
 mod renew;
+mod reserve;
+mod same;
 mod settle;
+mod sleepers;
 #[cfg(test)]
 mod tests;
 mod turn;
@@ -152,6 +160,7 @@ pub struct SqliteStore {
 
 struct Shared {
     path: PathBuf,
+    file: SameFile,
     options: SqliteOptions,
     engine: Engine,
     wakers: Arc<Wakers>,
@@ -188,10 +197,22 @@ impl SqliteStore {
     }
 
     fn start(path: &Path, options: SqliteOptions) -> Done<Self> {
+        // A process may change its directory; the file does not move with it.
+        let path = &std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         let db = migrate::connect(path, true, options.full)?;
         let mut turn = Turn::new(path);
-        migrate::prepare(&db, &mut turn, options.patience, || options.clock.now())?;
+        let prepared = migrate::prepare(&db, &mut turn, options.patience, || options.clock.now());
+        // On a full disk one can still look, and end work. The first commit makes up for it.
+        let unprepared = matches!(
+            &prepared,
+            Err(Fault::Broken(error)) if error.kind() == ErrorKind::Full
+        ) && migrate::is_readable(&db);
+        if !unprepared {
+            prepared?;
+        }
         let commits = Arc::new(AtomicU64::new(0));
+        let file = SameFile::at(path);
+        let sleepers = Sleepers::of(path, &options.namespace);
         let writer = Writer {
             db,
             turn,
@@ -200,6 +221,11 @@ impl SqliteStore {
             clock: Arc::clone(&options.clock),
             patience: options.patience,
             commits: Arc::clone(&commits),
+            sleepers: sleepers.clone(),
+            file: file.clone(),
+            reserve: (!options.inline).then(|| Reserve::of(path)),
+            unprepared,
+            vain: HashMap::new(),
             kinds: Kinds::default(),
         };
         let wakers = Arc::new(Wakers::default());
@@ -222,10 +248,11 @@ impl SqliteStore {
         };
         let shared = Shared {
             path: path.to_owned(),
+            file,
             options,
             engine,
             wakers,
-            poll: Arc::default(),
+            poll: Arc::new(Poll::new(sleepers)),
             readers: Mutex::default(),
             reading: RwLock::default(),
             commits,
@@ -272,7 +299,7 @@ impl SqliteStore {
                     return Err(at(verb, closed()));
                 };
                 let (mut answers, wakeups) = writer.run(&[&work]);
-                writer::wake_sleepers(&self.shared.wakers, wakeups);
+                writer::wake_sleepers(&self.shared.wakers, &writer.sleepers, wakeups);
                 let answer = answers.pop().unwrap_or_else(|| Err(strange()));
                 answer.map_err(|error| at(verb, error))
             }
@@ -301,6 +328,7 @@ impl Shared {
         if self.is_closed() {
             return Err(closed());
         }
+        self.file.check()?;
         let idle = lock(&self.readers).pop();
         let db = match idle {
             Some(db) => db,

@@ -260,6 +260,18 @@ impl Tx<'_> {
         Ok(id)
     }
 
+    /// Whether a session was used so lately that it need not be written down again.
+    pub(super) fn is_fresh(&self, session: SessionId, now: Timestamp) -> Done<bool> {
+        let used = self
+            .sql(SESSION_USED)?
+            .query_row(params![session.as_bytes(), self.namespace], |row| {
+                row.get(0)
+            })
+            .optional()?
+            .map(moment);
+        Ok(used.is_some_and(|used| now.since(used) < SESSION_IDLE / 4))
+    }
+
     /// The first answer to a request that was already applied.
     pub(super) fn recall(
         &mut self,

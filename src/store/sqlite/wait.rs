@@ -1,42 +1,26 @@
 //! wait: sleep until one of the queues may have work.
 //!
-//! Commits of this handle wake its sleepers directly. The engine has no way to tell one process
-//! what another did, but a connection can ask cheaply whether anything was committed. One thread
-//! asks, only while somebody sleeps, and the sleepers then look for work with a read.
+//! Commits of this handle wake its sleepers directly, those of other processes through
+//! [`poll`](super::poll); woken from there, a sleeper looks for work with a read.
 
-use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rusqlite::OptionalExtension;
-use tokio::sync::watch;
 
 use super::SqliteStore;
 use super::fault::Done;
-use super::migrate::connect;
 use super::place::{first_position, queue_of_position, tier_of_position};
-use super::turn::version;
 use super::tx::Tx;
 use crate::clock::{Timestamp, monotonic};
 use crate::error::{Result, Verb};
 use crate::job::QueueName;
 use crate::rules::order::is_suspects;
-use crate::store::wake::Wakers;
 
 statements! {
     READY_POSITION = "
         SELECT position FROM leasehold_ready WHERE position >= ?1 AND position < ?2
         ORDER BY position LIMIT 1";
 }
-
-/// How often to ask: half of it passes on average until a sleeper knows.
-const EVERY: Duration = Duration::from_millis(10);
-/// How often to ask after [`QUIET`] rounds in which nothing happened.
-const SELDOM: Duration = Duration::from_millis(20);
-const QUIET: u32 = 100;
-/// Rounds without a sleeper after which the thread ends.
-const LINGER: u32 = 100;
 
 impl SqliteStore {
     pub(super) async fn until_work(
@@ -48,6 +32,12 @@ impl SqliteStore {
         // Asleep before the look, so that no job slips in between.
         let mut woken = self.shared.wakers.sleep(queues, suspects);
         let mut elsewhere = self.shared.poll.subscribe();
+        let sleeper = self
+            .shared
+            .poll
+            .sleeper()
+            .filter(|_| !self.shared.options.inline);
+        let asleep = sleeper.map(|sleeper| sleeper.sleep(queues));
         let (work, due) = self.look(queues, suspects).await?;
         if work {
             return Ok(());
@@ -66,6 +56,9 @@ impl SqliteStore {
                 _ = &mut woken => return Ok(()),
                 () = &mut until => return Ok(()),
                 _ = elsewhere.changed() => {
+                    if let Some(asleep) = &asleep {
+                        asleep.again();
+                    }
                     let (work, now_due) = self.look(queues, suspects).await?;
                     let earlier = now_due.is_some_and(|at| due.is_none_or(|due| at < due));
                     if work || earlier {
@@ -117,87 +110,5 @@ impl Tx<'_> {
             }
         }
         Ok((false, first_due))
-    }
-}
-
-/// Watches the file for commits of others.
-#[derive(Debug)]
-pub(super) struct Poll {
-    changed: watch::Sender<u64>,
-    state: Mutex<State>,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    thread: Option<JoinHandle<()>>,
-    running: bool,
-    stopped: bool,
-}
-
-impl Default for Poll {
-    fn default() -> Self {
-        Self {
-            changed: watch::channel(0).0,
-            state: Mutex::default(),
-        }
-    }
-}
-
-impl Poll {
-    /// Changes after another connection has committed.
-    pub(super) fn subscribe(&self) -> watch::Receiver<u64> {
-        self.changed.subscribe()
-    }
-
-    /// Watches the file for as long as anybody sleeps. To be called once the sleeper is on the
-    /// list.
-    pub(super) fn start(self: &Arc<Self>, path: &Path, wakers: &Arc<Wakers>) {
-        let mut state = self.lock();
-        if state.running || state.stopped {
-            return;
-        }
-        let (poll, path, wakers) = (Arc::clone(self), path.to_owned(), Arc::clone(wakers));
-        let thread = std::thread::Builder::new().name("leasehold-poll".into());
-        // Without the thread, sleepers still wake for this process and by their limits.
-        state.thread = thread.spawn(move || poll.watch(&path, &wakers)).ok();
-        state.running = state.thread.is_some();
-    }
-
-    /// Ends the thread, and lets no other start.
-    pub(super) fn stop(&self) {
-        let thread = {
-            let mut state = self.lock();
-            state.stopped = true;
-            state.thread.take()
-        };
-        // It holds nothing that a panic could leave half done.
-        let _ = thread.map(JoinHandle::join);
-    }
-
-    fn watch(&self, path: &Path, wakers: &Wakers) {
-        let db = connect(path, false, true);
-        let mut seen = None;
-        let (mut alone, mut quiet) = (0, 0);
-        loop {
-            let now = db.as_ref().ok().and_then(|db| version(db).ok());
-            // The first look also counts: something may have happened before the thread was up.
-            quiet += 1;
-            if now.is_none() || now != seen {
-                seen = now;
-                quiet = 0;
-                self.changed.send_modify(|times| *times += 1);
-            }
-            std::thread::sleep(if quiet > QUIET { SELDOM } else { EVERY });
-            let mut state = self.lock();
-            alone = if wakers.is_empty() { alone + 1 } else { 0 };
-            if alone > LINGER || state.stopped {
-                state.running = false;
-                return;
-            }
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

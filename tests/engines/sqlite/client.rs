@@ -7,8 +7,8 @@ use leasehold::job::{Kind, QueueName};
 use leasehold::lease::Verdict;
 use leasehold::lease::{Grant, Nonce};
 use leasehold::store::{
-    ClaimQueue, ClaimRequest, Claimed, EnqueueRequest, Enqueued, Outcome, RequestId, SessionId,
-    SettleRequest, Settlement,
+    Beat, ClaimQueue, ClaimRequest, Claimed, EnqueueRequest, Enqueued, Outcome, RequestId,
+    SessionId, SettleRequest, Settlement,
 };
 use leasehold::{JobId, NewJob, Result, Store};
 
@@ -25,6 +25,19 @@ pub(crate) fn queue(name: &str) -> QueueName {
 
 pub(crate) fn job(name: &str) -> NewJob {
     NewJob::raw(queue(name), Kind::new("test").unwrap(), vec![7; 100])
+}
+
+/// A renewal of everything in a grant.
+pub(crate) fn beat(grant: &Grant) -> Beat {
+    Beat {
+        queue: grant.queue.clone(),
+        partition: grant.partition,
+        grant: grant.id,
+        nonce: grant.nonce,
+        leases: grant.leases.iter().map(|lease| lease.token).collect(),
+        lapse: Vec::new(),
+        progress: Vec::new(),
+    }
 }
 
 impl Client {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::store::{SqliteOptions, SqliteStore};
 use leasehold::{ErrorKind, Store};
 
-use crate::sqlite::client::{Client, job};
+use crate::sqlite::client::{Client, beat, job};
 use crate::sqlite::disk::SmallDisk;
 use crate::sqlite::processes::child;
 
@@ -170,6 +170,60 @@ async fn a_full_disk_is_full_and_after_freeing_some_all_goes_on() {
     client.enqueue(vec![job("q")]).await.unwrap();
     let view = leasehold::inspect::queues(&store).await.unwrap();
     assert_eq!(view[0].counts.ready, stored + 1);
+}
+
+/// What is in reserve is enough to keep and to end the work at hand, and one can look. The control
+/// arm has had its reserve taken away before.
+#[tokio::test]
+async fn on_a_full_disk_work_at_hand_can_end_and_one_can_look() {
+    for reserve in [true, false] {
+        let dir = tempfile::tempdir().unwrap();
+        let Some(disk) = SmallDisk::mount(dir.path(), "6m") else {
+            eprintln!("not run: no right to mount a small disk");
+            return;
+        };
+        let path = dir.path().join("jobs.db");
+        let store = SqliteStore::open(&path).unwrap();
+        let mut client = Client::new(store.clone()).await;
+        client.enqueue(vec![job("q"); 200]).await.unwrap();
+        let mut held = Vec::new();
+        for _ in 0..10 {
+            held.push(client.claim("q", 10).await.unwrap().grants);
+        }
+        let side = dir.path().join("jobs.db-reserve");
+        assert!(side.exists());
+        if !reserve {
+            std::fs::remove_file(&side).unwrap();
+        }
+        let ballast = disk.fill(0);
+        let error = client.enqueue(vec![job("q"); 40]).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+
+        let mut ended = 0;
+        for grants in &held {
+            let beats = grants.iter().map(beat).collect();
+            let renewed = client.store.renew(beats).await.is_ok();
+            ended += usize::from(renewed && client.complete(grants).await.is_ok());
+        }
+        let other = SqliteStore::open(&path).unwrap();
+        let view = leasehold::inspect::queues(&other).await.unwrap();
+        println!(
+            "reserve {reserve}: {ended} of 10 grants ended, {:?}",
+            view[0].counts
+        );
+        assert_eq!(view[0].ledger.completed, 10 * ended as u64);
+        assert_eq!(ended == 10, reserve, "{ended} of 10 ended");
+        let error = client.enqueue(vec![job("q"); 40]).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+
+        ballast.drop_all();
+        let start = std::time::Instant::now();
+        while client.enqueue(vec![job("q")]).await.is_err() {
+            assert!(start.elapsed() < Duration::from_secs(10));
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert!(side.exists(), "what was given up is put back");
+    }
 }
 
 /// How many jobs a process finds that opens the file as it is on disk, after all others have died.

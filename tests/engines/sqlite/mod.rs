@@ -3,6 +3,7 @@
 //! What the verbs mean is tested for every store elsewhere; here is what only a file can do wrong.
 
 mod client;
+mod crowd;
 use leasehold_support::disk;
 mod errors;
 mod file;

@@ -104,8 +104,35 @@ struct Stop {
     function: String,
 }
 
+/// The bottom of the tree: values, the ledger's sums, and telemetry. Nothing here calls anything
+/// above it, so none of it decides where a job goes next.
+const VALUE_FILES: [&str; 16] = [
+    "src/clock.rs",
+    "src/error.rs",
+    "src/history.rs",
+    "src/inspect.rs",
+    "src/job.rs",
+    "src/lease.rs",
+    "src/limits.rs",
+    "src/names.rs",
+    "src/observe/",
+    "src/panics.rs",
+    "src/receipt.rs",
+    "src/retry.rs",
+    "src/settings.rs",
+    "src/sqlite_error.rs",
+    "src/terms.rs",
+    "src/token.rs",
+];
+
+fn is_value(file: &str) -> bool {
+    VALUE_FILES.iter().any(|value| file.starts_with(value))
+}
+
 struct Way {
     files: BTreeSet<String>,
+    /// Files of values and telemetry, counted apart.
+    values: BTreeSet<String>,
     /// SQL files, if a function on the way names one of their statements; Lua files, if they are
     /// part of a script that ran.
     statements: BTreeSet<String>,
@@ -116,6 +143,7 @@ impl Way {
     fn of(entries: &[Entry], sources: &mut Sources) -> Result<Self, Box<dyn Error>> {
         let mut way = Self {
             files: BTreeSet::new(),
+            values: BTreeSet::new(),
             statements: BTreeSet::new(),
             switches: Vec::new(),
         };
@@ -134,6 +162,10 @@ impl Way {
                 continue;
             };
             if is_life != Some(true) || !is_entered || function.is_trivial() {
+                continue;
+            }
+            if is_value(file) {
+                way.values.insert(file.into());
                 continue;
             }
             way.files.insert(file.into());
@@ -157,7 +189,10 @@ impl Way {
 
     fn print(&self, store: &str, is_list: bool) {
         let (files, switches) = (self.files.len(), self.switches.len());
-        let mut line = format!("{store}: {files} files, {switches} switches");
+        let values = self.values.len();
+        let mut line = format!(
+            "{store}: {files} files, {switches} switches, and {values} files of values and telemetry"
+        );
         for (ending, language) in [(".sql", "SQL"), (".lua", "Lua")] {
             let count = self
                 .statements
@@ -172,6 +207,9 @@ impl Way {
         if is_list {
             for file in self.files.iter().chain(&self.statements) {
                 println!("  {file}");
+            }
+            for file in &self.values {
+                println!("  ({file})");
             }
             for (at, (from, to)) in self.switches.iter().enumerate() {
                 let from = format!("{} {}", from.file, from.function);

@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::deaths::Deaths;
 use self::executor::Executor;
-use self::pool::{Pool, part};
+use self::pool::{Pool, noted, part};
 use crate::error::{Error, ErrorKind, Result, Verb};
 
 pub use self::config::{QueueConfig, Worker};
@@ -56,7 +56,8 @@ async fn run_pool(
     // Panics here, where it is seen, if the runtime has no timers: each part would, unseen.
     drop(tokio::time::sleep(Duration::ZERO));
     let own = || Arc::clone(pool);
-    let renewer = part(own(), "renewer", renewer::renewer(own()));
+    let renewer = noted(own(), |pool| &pool.renewer_ran, renewer::renewer(own()));
+    let renewer = part(own(), "renewer", renewer);
     let renewing = executor::start(executor, "leasehold-renew", renewer).map_err(|e| {
         Error::new(ErrorKind::Unavailable, "the renewer's thread did not start")
             .caused_by(e)
@@ -78,7 +79,8 @@ async fn run_pool(
         hooks.spawn(part(own(), "on_dead", deaths.call(no_more_deaths.clone())));
     }
     let mut claimers = JoinSet::new();
-    claimers.spawn(part(own(), "claimer", claimer::claimer(own())));
+    let claimer = noted(own(), |pool| &pool.claimer_ran, claimer::claimer(own()));
+    claimers.spawn(part(own(), "claimer", claimer));
     // Whoever drops this future half way takes everything down with it; the leases expire.
     let _ending = Ending(pool);
 

@@ -118,6 +118,9 @@ pub(crate) struct Pool {
     /// The claimer rests until it is told to go on.
     paused: AtomicBool,
     resumed: Notify,
+    /// When the claimer was last seen to run, and the renewer.
+    pub(crate) claimer_ran: AtomicU64,
+    pub(crate) renewer_ran: AtomicU64,
     /// When the store last answered a claim or a renewal; zero before.
     pub(crate) answered: AtomicU64,
     /// When a renewal last succeeded; zero before.
@@ -194,6 +197,8 @@ impl Pool {
             short_term: Default::default(),
             paused: AtomicBool::new(false),
             resumed: Notify::new(),
+            claimer_ran: AtomicU64::new(1),
+            renewer_ran: AtomicU64::new(1),
             answered: AtomicU64::new(0),
             renewed: AtomicU64::new(0),
             failed_renewals: AtomicU32::new(0),
@@ -470,6 +475,27 @@ impl Pool {
 pub(crate) async fn part(pool: Arc<Pool>, name: &'static str, part: impl Future<Output = ()>) {
     let _watched = Watched { pool, name };
     part.await;
+}
+
+/// Runs a part, and notes now and then that it does. One that blocks its thread, or that nobody
+/// polls any longer, falls silent; one that waits for the store does not.
+pub(crate) async fn noted(
+    pool: Arc<Pool>,
+    ran: fn(&Pool) -> &AtomicU64,
+    part: impl Future<Output = ()>,
+) {
+    const EVERY: Duration = Duration::from_secs(5);
+    let note = async {
+        loop {
+            ran(&pool).store(pool.clock.stamp(monotonic()), Ordering::Release);
+            tokio::time::sleep(EVERY).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        () = part => {}
+        () = note => {}
+    }
 }
 
 struct Watched {

@@ -52,7 +52,7 @@ fn layers() {
         "charge, attempt 1: done (in time: true)",
         "charge, attempt 1: a charge of nothing (in time: true)",
         "dead: charge: a charge of nothing",
-        "healthy: true",
+        "ready: true",
         "3 runs, 0 unsettled",
         "in the till: 1500 cents",
     ];

@@ -238,8 +238,8 @@ impl Worker {
     /// worker. Handlers may go on until a quarter of it is left, or 5 s if that is less. What has
     /// not ended by then is dropped, and handed back in the rest.
     ///
-    /// 25 s by default, which fits into the 30 s that Kubernetes gives a pod. Let it be shorter than
-    /// the time your supervisor waits before it kills.
+    /// 25 s by default, which fits into the 30 s that Kubernetes gives a pod. Keep it below the
+    /// time that your supervisor waits before it kills.
     pub fn drain_grace(mut self, grace: Duration) -> Self {
         self.drain_grace = grace;
         self

@@ -56,9 +56,12 @@ impl Scene {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         let broken = Arc::new(AtomicBool::new(false));
         let is_broken = Arc::clone(&broken);
-        let plan = move |verb| match is_broken.load(Ordering::SeqCst) {
-            true => fate(verb),
-            false => Fate::Pass,
+        let plan = move |verb| {
+            if is_broken.load(Ordering::SeqCst) {
+                fate(verb)
+            } else {
+                Fate::Pass
+            }
         };
         let ended = Arc::new(Mutex::default());
         let note = Arc::clone(&ended);
@@ -168,7 +171,8 @@ async fn a_deaf_handler_is_dropped_in_time_to_be_handed_back_within_the_drain_gr
 /// A worker is drained this long before the answer to its claim arrives. Returns how long it took,
 /// and how many leases it handed back.
 async fn answered_after(left: Duration, handler_seconds: Option<u64>) -> (Duration, u64) {
-    let answer = Duration::from_secs(5);
+    let before = Duration::from_secs(4);
+    let answer = before + left;
     let scene = Scene::new(move |verb| match verb {
         Verb::Claim => Fate::Late(answer),
         _ => Fate::Pass,
@@ -183,7 +187,7 @@ async fn answered_after(left: Duration, handler_seconds: Option<u64>) -> (Durati
     let job = Deaf { seconds: 1 };
     scene.client.enqueue(&job).await.unwrap();
     scene.granted(granted + 1).await;
-    sleep(answer - left).await;
+    sleep(before).await;
     let (took, _) = scene.drained().await;
     let ledger = scene.ledger().await;
     assert_eq!(ledger.live + ledger.surrendered, 1, "{ledger:?}");

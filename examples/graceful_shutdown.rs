@@ -4,7 +4,8 @@
 //!
 //! `.run()` drains on SIGTERM (what a container gets before it is killed) and on Ctrl-C. Here
 //! `.run_until` does the same once they run. Set `drain_grace` below the time your supervisor
-//! waits before SIGKILL: what is not handed back by then expires instead, one term later.
+//! waits before SIGKILL: what is not handed back by then expires instead, one term later. Handlers
+//! have three quarters of it here, and all but 5 s of a long one; the rest is for handing back.
 
 use std::time::Duration;
 

@@ -96,7 +96,7 @@ async fn main() -> anyhow::Result<()> {
     while worker.stats().finished < 3 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    println!("healthy: {}", worker.health().is_healthy());
+    println!("ready: {}", worker.health().is_ready());
     worker.drain();
     let report = worker.await?;
     println!("{} runs, {} unsettled", report.finished, report.unsettled);

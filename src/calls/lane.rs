@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
+use tokio_util::sync::CancellationToken;
 
 use super::session::Session;
 use crate::clock::monotonic;
@@ -29,6 +30,8 @@ pub(crate) struct Lane {
     seq: u64,
     /// Whether a full store is worth waiting for. It is for callers that hold leases.
     waits_for_room: bool,
+    /// Once this is cancelled, a call that did nothing is not made again.
+    until: CancellationToken,
 }
 
 impl Drop for Lane {
@@ -58,12 +61,20 @@ impl Lane {
             number,
             seq,
             waits_for_room: true,
+            until: CancellationToken::new(),
         }
     }
 
     /// The same lane, for a caller that wants to be told at once when the store is full.
     pub(crate) fn told_when_full(mut self) -> Self {
         self.waits_for_room = false;
+        self
+    }
+
+    /// The same lane, for a caller that has no use for an answer once `until` is cancelled: a call
+    /// that is certain to have done nothing is refused then. One in doubt is still repeated.
+    pub(crate) fn until(mut self, until: CancellationToken) -> Self {
+        self.until = until;
         self
     }
 
@@ -127,7 +138,11 @@ impl Lane {
                 warned = true;
                 tracing::warn!(%error, "still repeating a call to the store");
             }
-            tokio::time::sleep(wait).await;
+            tokio::select! {
+                biased;
+                () = self.until.cancelled(), if !in_doubt => return ended(error),
+                () = tokio::time::sleep(wait) => {}
+            }
         }
     }
 
@@ -242,6 +257,28 @@ mod tests {
         assert!(matches!(denied, Answer::GaveUp(_)));
         let known = call(&[Unavailable, Contended]).await;
         assert!(matches!(known, Answer::Known(())));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn once_nobody_needs_the_answer_only_a_call_in_doubt_is_repeated() {
+        let until = CancellationToken::new();
+        until.cancel();
+        let lane = || Session::new(Arc::new(MemoryStore::new())).lane();
+        let mut lane = lane().until(until);
+        let mut sent = 0;
+        let mut answers = async |kind: ErrorKind| {
+            sent = 0;
+            let call = lane.call(Duration::from_secs(60), |_, _| {
+                sent += 1;
+                let answer = (sent < 3).then(|| Error::new(kind, "scripted"));
+                async move { answer.map_or(Ok(()), Err) }
+            });
+            (call.await, sent)
+        };
+        let certain = answers(ErrorKind::TokensAhead).await;
+        assert!(matches!(certain, (Answer::Refused(_), 1)));
+        let in_doubt = answers(ErrorKind::Unavailable).await;
+        assert!(matches!(in_doubt, (Answer::Known(()), 3)));
     }
 
     #[test]

@@ -127,9 +127,9 @@ impl Pace {
 
 impl Claimer {
     fn new(pool: Arc<Pool>) -> Self {
-        // A full store has room again once leases are settled. Until then the claimer rests, and
-        // does not keep a drain waiting for a claim that is repeated.
+        // A full store has room again once leases are settled. Until then the claimer rests.
         let lane = pool.session.lane().told_when_full();
+        let lane = lane.until(pool.drain.clone());
         let pace = Pace {
             since: monotonic(),
             finished: 0,
@@ -329,12 +329,7 @@ impl Claimer {
                 let span = tracing::debug_span!("store.claim", max = ask.max);
                 async move { store.claim(request).await }.instrument(span)
             });
-        let answer = tokio::select! {
-            biased;
-            answer = call => answer,
-            () = pool.give_up.cancelled() => return None,
-        };
-        match answer {
+        match call.await {
             Answer::Known(claimed) => {
                 pool.answered();
                 Some(claimed)
@@ -343,6 +338,7 @@ impl Claimer {
             Answer::Lost => None,
             Answer::Refused(error) | Answer::GaveUp(error) => {
                 match error.kind() {
+                    _ if pool.draining() => {}
                     ErrorKind::TokensAhead => {}
                     ErrorKind::Full => tracing::warn!(%error, "claim refused"),
                     _ => tracing::error!(%error, "claim refused"),
@@ -377,7 +373,7 @@ impl Claimer {
                 pool.short_term.iter().for_each(Notify::notify_one);
             }
             // A pool that was closed meanwhile may not have seen this grant.
-            if pool.give_up.is_cancelled() {
+            if pool.is_closed() {
                 lost::abandon(pool, &held);
             }
             pool.fill(&held);

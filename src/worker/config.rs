@@ -124,7 +124,7 @@ impl Worker {
             terms: LeaseTerms::default(),
             runs: RunSettings::default(),
             grace: Duration::from_secs(1),
-            drain_grace: Duration::from_secs(20),
+            drain_grace: Duration::from_secs(25),
             owner: None,
             task: None,
             executor: Arc::new(OwnThread),
@@ -234,7 +234,12 @@ impl Worker {
         self
     }
 
-    /// How long handlers may go on once the worker drains. 20 s by default.
+    /// How long a drain may take in all, whatever the store does: from the signal to the end of the
+    /// worker. Handlers may go on until a quarter of it is left, or 5 s if that is less. What has
+    /// not ended by then is dropped, and handed back in the rest.
+    ///
+    /// 25 s by default, which fits into the 30 s that Kubernetes gives a pod. Keep it below the
+    /// time that your supervisor waits before it kills.
     pub fn drain_grace(mut self, grace: Duration) -> Self {
         self.drain_grace = grace;
         self

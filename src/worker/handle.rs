@@ -124,6 +124,8 @@ impl WorkerHandle {
             store_answered: ago(pool.answered.load(Ordering::Acquire)),
             renewed: ago(pool.renewed.load(Ordering::Acquire)),
             failed_renewals: pool.failed_renewals.load(Ordering::Acquire),
+            claimer_ran: ago(pool.claimer_ran.load(Ordering::Acquire)).unwrap_or_default(),
+            renewer_ran: ago(pool.renewer_ran.load(Ordering::Acquire)).unwrap_or_default(),
             running_for: ago(1).unwrap_or_default(),
             patience: terms.min().filter(|_| calls),
         }
@@ -202,19 +204,66 @@ pub struct WorkerHealth {
     pub renewed: Option<Duration>,
     /// Renewal calls that failed since the last that succeeded.
     pub failed_renewals: u32,
+    /// How long ago the claimer was last seen to run. It notes that every few seconds, also while
+    /// it waits for the store.
+    pub claimer_ran: Duration,
+    /// The same of the renewer.
+    pub renewer_ran: Duration,
     running_for: Duration,
     /// How long the store may stay silent. None: there is nothing to ask it for.
     patience: Option<Duration>,
 }
 
+/// A part that was not seen for so long does not run any more.
+const STUCK_AFTER: Duration = Duration::from_secs(60);
+
 impl WorkerHealth {
-    /// Whether the worker runs and has heard from the store within the shortest term of its queues.
+    /// Whether the worker's parts run: the answer to a liveness check, on whose failure a
+    /// supervisor restarts the process.
     ///
-    /// A paused worker is healthy; one that drains is not, so that a load balancer or a supervisor
-    /// looks elsewhere.
-    pub fn is_healthy(&self) -> bool {
+    /// It does not depend on the store: a restart does not bring that back. A worker that is paused
+    /// or drains is alive; one that has ended is not.
+    pub fn is_alive(&self) -> bool {
+        self.why_not_alive().is_none()
+    }
+
+    /// Why the worker is not [alive](Self::is_alive), in words.
+    pub fn why_not_alive(&self) -> Option<String> {
+        if self.ended {
+            return Some("the worker has ended".into());
+        }
+        // Once it drains, it needs no claimer.
+        let claimer = (!self.draining).then_some(("claimer", self.claimer_ran));
+        let parts = [("renewer", self.renewer_ran)].into_iter().chain(claimer);
+        let stuck = parts.max_by_key(|(_, ran)| *ran);
+        stuck.filter(|(_, ran)| *ran > STUCK_AFTER).map(|(part, ran)| {
+            let seconds = ran.as_secs();
+            format!("the {part} was not seen to run for {seconds} s: does a handler block its thread?")
+        })
+    }
+
+    /// Whether the worker takes on work and has heard from the store within the shortest term of
+    /// its queues: the answer to a readiness check.
+    ///
+    /// A paused worker is ready; one that drains is not.
+    pub fn is_ready(&self) -> bool {
+        self.why_not_ready().is_none()
+    }
+
+    /// Why the worker is not [ready](Self::is_ready), in words.
+    pub fn why_not_ready(&self) -> Option<String> {
+        if let Some(why) = self.why_not_alive() {
+            return Some(why);
+        }
+        if self.draining {
+            return Some("the worker drains".into());
+        }
         let silence = self.store_answered.unwrap_or(self.running_for);
-        !self.draining && !self.ended && self.patience.is_none_or(|patience| silence <= patience)
+        let patience = self.patience.filter(|patience| silence > *patience)?;
+        let (silence, patience) = (silence.as_secs_f64(), patience.as_secs_f64());
+        Some(format!(
+            "the store has not answered for {silence:.1} s, longer than the shortest term ({patience:.1} s)"
+        ))
     }
 }
 

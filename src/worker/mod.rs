@@ -37,16 +37,15 @@ use tokio_util::sync::CancellationToken;
 
 use self::deaths::Deaths;
 use self::executor::Executor;
-use self::pool::{Pool, part};
-use crate::clock::monotonic;
+use self::pool::{Pool, noted, part};
 use crate::error::{Error, ErrorKind, Result, Verb};
 
 pub use self::config::{QueueConfig, Worker};
 pub use self::handle::{DrainReport, QueueStats, WorkerHandle, WorkerHealth, WorkerStats};
 pub use crate::observe::Death;
 
-/// How long after the last handler the store may take to answer.
-const SETTLE_LIMIT: Duration = Duration::from_secs(10);
+/// How long after its beginning a drain waits for the answer to a claim, unless handlers run.
+const LAST_CLAIM: Duration = Duration::from_secs(1);
 
 async fn run_pool(
     pool: &Arc<Pool>,
@@ -57,7 +56,8 @@ async fn run_pool(
     // Panics here, where it is seen, if the runtime has no timers: each part would, unseen.
     drop(tokio::time::sleep(Duration::ZERO));
     let own = || Arc::clone(pool);
-    let renewer = part(own(), "renewer", renewer::renewer(own()));
+    let renewer = noted(own(), |pool| &pool.renewer_ran, renewer::renewer(own()));
+    let renewer = part(own(), "renewer", renewer);
     let renewing = executor::start(executor, "leasehold-renew", renewer).map_err(|e| {
         Error::new(ErrorKind::Unavailable, "the renewer's thread did not start")
             .caused_by(e)
@@ -79,7 +79,8 @@ async fn run_pool(
         hooks.spawn(part(own(), "on_dead", deaths.call(no_more_deaths.clone())));
     }
     let mut claimers = JoinSet::new();
-    claimers.spawn(part(own(), "claimer", claimer::claimer(own())));
+    let claimer = noted(own(), |pool| &pool.claimer_ran, claimer::claimer(own()));
+    claimers.spawn(part(own(), "claimer", claimer));
     // Whoever drops this future half way takes everything down with it; the leases expire.
     let _ending = Ending(pool);
 
@@ -89,26 +90,15 @@ async fn run_pool(
         () = pool.drain.cancelled() => {}
     }
     pool.begin_drain();
-    // At once: the answer to a claim may take as long as the drain.
     claimer::give_back(pool);
-    let limit = pool.drain_deadline() + pool.grace + SETTLE_LIMIT;
-    let drained = tokio::time::timeout_at(limit, async {
-        // An unanswered claim is repeated until it is known; what it brings goes back.
-        claimers.join_next().await;
+    let drained = tokio::time::timeout_at(pool.drain_deadline(), async {
+        while slots.join_next().await.is_some() {}
+        // What a claim in doubt was granted goes back if the answer comes in time; it expires
+        // otherwise, and is nothing to keep a supervisor waiting for.
+        let last_claim = pool.drain_began() + LAST_CLAIM;
+        let _ = tokio::time::timeout_at(last_claim, claimers.join_next()).await;
+        claimers.shutdown().await;
         claimer::give_back(pool);
-        let mut dropped = tokio::time::interval(Duration::from_millis(50));
-        while !slots.is_empty() {
-            tokio::select! {
-                biased;
-                _ = slots.join_next() => {}
-                _ = dropped.tick() => {
-                    pool.wake_all();
-                    if monotonic() > pool.drain_deadline() + pool.grace {
-                        break;
-                    }
-                }
-            }
-        }
         while pool.board.leases() > 0 && settling(pool) {
             pool.outbox.flush_all();
             tokio::time::sleep(Duration::from_millis(2)).await;

@@ -62,6 +62,10 @@ pub(crate) struct PoolKind {
     pub(crate) meters: Vec<KindMeter>,
 }
 
+/// The part of the drain grace that is kept for handing back the jobs of dropped handlers; at most
+/// a quarter of it.
+const HAND_BACK: Duration = Duration::from_secs(5);
+
 /// A lease that waits for a slot: a grant, and the index of the lease in it.
 pub(crate) type BufferedLease = (Arc<HeldGrant>, usize);
 
@@ -114,6 +118,9 @@ pub(crate) struct Pool {
     /// The claimer rests until it is told to go on.
     paused: AtomicBool,
     resumed: Notify,
+    /// When the claimer was last seen to run, and the renewer.
+    pub(crate) claimer_ran: AtomicU64,
+    pub(crate) renewer_ran: AtomicU64,
     /// When the store last answered a claim or a renewal; zero before.
     pub(crate) answered: AtomicU64,
     /// When a renewal last succeeded; zero before.
@@ -124,10 +131,10 @@ pub(crate) struct Pool {
     pub(crate) drain: CancellationToken,
     /// The same without a lock, for the look that is taken for each job.
     drains: AtomicBool,
-    /// When handlers are dropped that have not ended since the drain began.
-    drain_at: OnceLock<Instant>,
-    /// Unanswered calls are abandoned.
-    pub(crate) give_up: CancellationToken,
+    /// When the drain began.
+    drain_began: OnceLock<Instant>,
+    /// Nothing is taken in any longer.
+    closed: AtomicBool,
     /// Why the pool could not go on.
     failure: OnceLock<Error>,
 }
@@ -190,13 +197,15 @@ impl Pool {
             short_term: Default::default(),
             paused: AtomicBool::new(false),
             resumed: Notify::new(),
+            claimer_ran: AtomicU64::new(1),
+            renewer_ran: AtomicU64::new(1),
             answered: AtomicU64::new(0),
             renewed: AtomicU64::new(0),
             failed_renewals: AtomicU32::new(0),
             drain: CancellationToken::new(),
             drains: AtomicBool::new(false),
-            drain_at: OnceLock::new(),
-            give_up: CancellationToken::new(),
+            drain_began: OnceLock::new(),
+            closed: AtomicBool::new(false),
             failure: OnceLock::new(),
         })
     }
@@ -214,16 +223,32 @@ impl Pool {
         self.drain.cancel();
     }
 
-    /// When a handler that ignores the drain is dropped.
+    /// When the drain began: now, if it has not.
+    pub(crate) fn drain_began(&self) -> Instant {
+        *self.drain_began.get_or_init(monotonic)
+    }
+
+    /// When a handler that ignores the drain is dropped: early enough for its job to be handed back
+    /// before the [end](Self::drain_deadline).
+    pub(crate) fn drop_deadline(&self) -> Instant {
+        self.drain_deadline() - HAND_BACK.min(self.drain_grace / 4)
+    }
+
+    /// When the worker ends, whatever is left.
     pub(crate) fn drain_deadline(&self) -> Instant {
-        *self.drain_at.get_or_init(|| monotonic() + self.drain_grace)
+        self.drain_began() + self.drain_grace
+    }
+
+    /// Whether nothing is taken in any longer.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
     /// Gives the leases of a grant to the slots, and wakes as many as can run at once.
     pub(crate) fn fill(&self, held: &Arc<HeldGrant>) {
         let leases = held.leases.len();
         let mut buffer = self.lock();
-        if self.give_up.is_cancelled() {
+        if self.is_closed() {
             return;
         }
         if self.queues[held.queue].slots.is_some() {
@@ -385,7 +410,7 @@ impl Pool {
 
     /// Stops claiming, and tells every handler.
     pub(crate) fn begin_drain(&self) {
-        self.drain_deadline();
+        self.drain_began();
         self.stop_claiming();
         self.work.notify_waiters();
         self.work.notify_one();
@@ -411,17 +436,12 @@ impl Pool {
     /// pool, and each would keep the other.
     pub(crate) fn close(&self) {
         self.stop_claiming();
-        self.give_up.cancel();
+        self.closed.store(true, Ordering::Release);
         for held in self.board.grants() {
             lost::abandon(self, &held);
         }
         self.lock().clear();
         self.outbox.close();
-    }
-
-    /// Wakes the slots that sleep, so that they see that the pool drains.
-    pub(crate) fn wake_all(&self) {
-        self.work.notify_waiters();
     }
 
     /// The index of a kind in the list; none if no handler knows it.
@@ -455,6 +475,27 @@ impl Pool {
 pub(crate) async fn part(pool: Arc<Pool>, name: &'static str, part: impl Future<Output = ()>) {
     let _watched = Watched { pool, name };
     part.await;
+}
+
+/// Runs a part, and notes now and then that it does. One that blocks its thread, or that nobody
+/// polls any longer, falls silent; one that waits for the store does not.
+pub(crate) async fn noted(
+    pool: Arc<Pool>,
+    ran: fn(&Pool) -> &AtomicU64,
+    part: impl Future<Output = ()>,
+) {
+    const EVERY: Duration = Duration::from_secs(5);
+    let note = async {
+        loop {
+            ran(&pool).store(pool.clock.stamp(monotonic()), Ordering::Release);
+            tokio::time::sleep(EVERY).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        () = part => {}
+        () = note => {}
+    }
 }
 
 struct Watched {

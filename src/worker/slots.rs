@@ -290,7 +290,7 @@ async fn limits(
             () = signal.changed.notified() => {
                 let by = match lease.stopped() {
                     None => continue,
-                    Some(Stop::Drain) => pool.drain_deadline(),
+                    Some(Stop::Drain) => pool.drop_deadline(),
                     Some(_) => monotonic() + pool.grace,
                 };
                 drop_at = Some(drop_at.map_or(by, |at| at.min(by)));

@@ -22,7 +22,7 @@ const WORKERS: usize = 4;
 async fn load(stage: &Stage) {
     stage.waits(45, 40).await;
     stage
-        .enqueue(&[const { Chore::Wait { millis: 1_500 } }; 5])
+        .enqueue(&[const { Chore::Wait { millis: 4_000 } }; 5])
         .await;
 }
 
@@ -31,7 +31,7 @@ async fn roll(by: Signal, rounds: usize) -> (Stage, QueueView, Vec<JobView>, Jud
     let mut stage = Stage::at(server.url()).await;
     let role = |stage: &mut Stage, number: usize, new| {
         let mut role = stage.role(&format!("worker-{number}"));
-        role.drain_grace = Duration::from_millis(500);
+        role.drain_grace = Duration::from_secs(2);
         // However busy the machine is, nobody who lives loses a lease.
         role.term = if by == Signal::KILL { TERM } else { 10 * TERM };
         role.new = new;

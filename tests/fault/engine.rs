@@ -119,6 +119,14 @@ impl Host {
         });
     }
 
+    /// `kill -9` of the server.
+    pub(crate) fn kill(&mut self) {
+        tokio::task::block_in_place(|| match self {
+            Self::Redis(server) => server.server.kill(),
+            Self::Postgres { server, .. } => server.as_mut().expect("a server of its own").kill(),
+        });
+    }
+
     /// SIGSTOP.
     pub(crate) fn pause(&self) {
         tokio::task::block_in_place(|| match self {

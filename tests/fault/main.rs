@@ -28,6 +28,7 @@ use leasehold_support as support;
 mod table;
 mod world;
 
+mod away;
 mod deploy;
 mod drain;
 mod failover;

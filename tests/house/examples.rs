@@ -52,7 +52,7 @@ fn layers() {
         "charge, attempt 1: done (in time: true)",
         "charge, attempt 1: a charge of nothing (in time: true)",
         "dead: charge: a charge of nothing",
-        "healthy: true",
+        "ready: true",
         "3 runs, 0 unsettled",
         "in the till: 1500 cents",
     ];
@@ -145,4 +145,37 @@ fn april_incident() {
         "leasehold's fence: thawed after its successor wrote: 1 stored, 0 lost",
     ];
     expect("april_incident", &lines);
+}
+
+#[test]
+#[cfg(unix)]
+fn service() {
+    use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+    use std::net::TcpStream;
+    use std::process::Stdio;
+
+    let mut service = Command::new(binary("service"));
+    let service = service.stdout(Stdio::piped()).env_remove("LEASEHOLD_URL");
+    let mut service = service.spawn().expect("it starts");
+    let out = BufReader::new(service.stdout.take().expect("it is piped"));
+    let mut lines = out.lines().map(|line| line.expect("a line"));
+    let mut next = |start: &str| loop {
+        let line = lines.next().expect("it goes on");
+        if let Some(rest) = line.strip_prefix(start) {
+            return rest.to_owned();
+        }
+    };
+    let at = next("listening on http://");
+    next("hello world");
+    for path in ["/healthz", "/readyz", "/leases", "/leases/metrics"] {
+        let mut asked = TcpStream::connect(&at).expect("it listens");
+        write!(asked, "GET {path} HTTP/1.0\r\nHost: {at}\r\n\r\n").expect("it reads");
+        let mut answer = String::new();
+        asked.read_to_string(&mut answer).expect("it answers");
+        assert!(answer.starts_with("HTTP/1.0 200 OK"), "{path}: {answer}");
+    }
+    let pid = rustix::process::Pid::from_child(&service);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is there");
+    assert_eq!(next("unsettled: "), "0");
+    assert!(service.wait().expect("it ends").success());
 }

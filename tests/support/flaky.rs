@@ -31,6 +31,8 @@ pub enum Fate {
     Hang,
     /// The store says no, for certain, and will say so again.
     Refuse,
+    /// Another process has the store's lock: nothing is done, and it may work later.
+    Contend,
 }
 
 impl Fate {
@@ -47,6 +49,7 @@ impl Fate {
             }
             Self::Hang => std::future::pending().await,
             Self::Refuse => Err(Error::new(ErrorKind::Denied, "no").during(verb)),
+            Self::Contend => Err(Error::new(ErrorKind::Contended, "locked").during(verb)),
         }
     }
 }

@@ -15,6 +15,7 @@ use leasehold::observe::Event;
 use leasehold::store::Enqueued;
 use leasehold::store::MemoryStore;
 use leasehold::worker::Death;
+use leasehold::worker::executor::SameRuntime;
 use leasehold::{
     Client, Context, ErrorKind, Failure, Handler, Job, LeaseTerms, NewJob, QueueConfig,
     RetryPolicy, State, Store, Worker, async_trait,
@@ -103,7 +104,10 @@ async fn a_worker_in_the_background_drains_when_asked() {
     assert_eq!((stats.slots, stats.busy, stats.buffered), (4, 0, 0));
     assert_eq!(stats.finished, 50);
     let health = worker.health();
-    assert!(health.claiming && health.is_healthy(), "{health:?}");
+    assert!(
+        health.claiming && health.is_alive() && health.is_ready(),
+        "{health:?}"
+    );
     assert!(health.store_answered.is_some());
 
     worker.drain();
@@ -115,7 +119,7 @@ async fn a_worker_in_the_background_drains_when_asked() {
         health.draining && health.ended && !health.claiming,
         "{health:?}"
     );
-    assert!(!health.is_healthy());
+    assert!(!health.is_alive() && !health.is_ready());
     // Everybody who asks hears the same, also afterwards.
     assert_eq!(worker.await.unwrap(), report);
 }
@@ -135,7 +139,7 @@ async fn a_paused_worker_claims_nothing_and_its_handlers_go_on() {
     worker.pause();
     let health = worker.health();
     assert!(
-        health.paused && !health.claiming && health.is_healthy(),
+        health.paused && !health.claiming && health.is_alive() && health.is_ready(),
         "{health:?}"
     );
     // A claim that was under way when the pause began has been answered by now.
@@ -170,15 +174,55 @@ async fn a_paused_worker_drains() {
 }
 
 #[tokio::test]
-async fn a_worker_whose_store_is_silent_is_not_healthy() {
+async fn a_worker_whose_store_is_silent_is_not_ready_but_alive() {
     let store = Faulty::new(Arc::new(MemoryStore::new()), |_| Fate::LoseRequest);
     let client = Client::new(Arc::new(store) as Arc<dyn Store>);
     let terms = LeaseTerms::of_term(millis(200));
     let worker = client.worker().handle(quick).terms(terms).start().unwrap();
-    until(async || !worker.health().is_healthy()).await;
+    until(async || !worker.health().is_ready()).await;
     let health = worker.health();
     assert_eq!(health.store_answered, None);
     assert!(!health.draining && !health.ended, "{health:?}");
+    let why = health.why_not_ready().unwrap();
+    assert!(why.starts_with("the store has not answered for"), "{why}");
+    // An outage is no reason to restart the process, however long it takes.
+    assert!(health.is_alive(), "{health:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_is_alive_through_any_outage_and_a_part_that_is_stuck_is_named() {
+    let store = Faulty::new(Arc::new(MemoryStore::new()), |_| Fate::Hang);
+    let client = Client::new(Arc::new(store) as Arc<dyn Store>);
+    let worker = client.worker().handle(quick).executor(SameRuntime);
+    let worker = worker.start().unwrap();
+    tokio::time::sleep(Duration::from_secs(3_600)).await;
+    let health = worker.health();
+    assert!(health.is_alive() && !health.is_ready(), "{health:?}");
+
+    // As it is when a handler blocks the thread of a part.
+    let minute = Duration::from_secs(61);
+    let mut stuck = health;
+    stuck.claimer_ran = minute;
+    let why = stuck.why_not_alive().unwrap();
+    assert!(
+        why.starts_with("the claimer was not seen to run for 61 s"),
+        "{why}"
+    );
+    assert!(!stuck.is_ready());
+
+    // A worker that drains has no claimer, and lives; without its renewer it does not.
+    worker.drain();
+    tokio::time::sleep(millis(500)).await;
+    let mut health = worker.health();
+    health.claimer_ran = minute;
+    assert!(health.is_alive() && !health.ended, "{health:?}");
+    health.renewer_ran = minute;
+    assert!(!health.is_alive());
+    let health = worker.health();
+    assert_eq!(health.why_not_ready().as_deref(), Some("the worker drains"));
+    worker.join().await.unwrap();
+    let why = worker.health().why_not_alive();
+    assert_eq!(why.as_deref(), Some("the worker has ended"));
 }
 
 #[tokio::test]

@@ -6,7 +6,8 @@ use super::{Done, Trouble, out};
 use leasehold_web::Dashboard;
 use leasehold_web::prometheus::Exporter;
 
-/// Serves the dashboard of a store, and its ledger at /metrics, until interrupted.
+/// Serves the dashboard of a store, and its ledger at /metrics, until interrupted. /healthz and
+/// /readyz (does the store answer?) are for supervisors.
 ///
 /// Read-only unless --allow-actions. Without authentication it listens on loopback addresses only.
 /// It speaks plain HTTP: for others than this machine, put a proxy with TLS before it.

@@ -17,7 +17,6 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -174,7 +173,8 @@ struct Shared {
 enum Engine {
     Thread {
         calls: Mutex<Option<mpsc::Sender<Call>>>,
-        thread: Mutex<Option<JoinHandle<()>>>,
+        /// Closed when the writer has ended.
+        ended: Mutex<mpsc::Receiver<()>>,
     },
     Inline(Box<Mutex<Option<Writer>>>),
 }
@@ -234,16 +234,20 @@ impl SqliteStore {
         } else {
             let (calls, received) = mpsc::channel();
             let wakers = Arc::clone(&wakers);
-            let thread = std::thread::Builder::new()
+            let (ending, ended) = mpsc::channel();
+            std::thread::Builder::new()
                 .name("leasehold-sqlite".into())
-                .spawn(move || writer.serve(&received, &wakers))
+                .spawn(move || {
+                    let _ending: mpsc::Sender<()> = ending;
+                    writer.serve(&received, &wakers);
+                })
                 .map_err(|error| {
                     let why = "the system gave no thread for the writer";
                     Fault::Broken(Error::new(ErrorKind::Unavailable, why).caused_by(error))
                 })?;
             Engine::Thread {
                 calls: Mutex::new(Some(calls)),
-                thread: Mutex::new(Some(thread)),
+                ended: Mutex::new(ended),
             }
         };
         let shared = Shared {
@@ -268,10 +272,13 @@ impl SqliteStore {
     }
 
     /// Answers the calls that wait, then stops. Later calls on any clone answer
-    /// [`Closed`](ErrorKind::Closed). Dropping the last clone does the same. When it returns, this
-    /// handle has the file no longer open: it may be moved, or replaced by a copy.
+    /// [`Closed`](ErrorKind::Closed). When it returns, this handle has the file no longer open: it
+    /// may be moved, or replaced by a copy.
+    ///
+    /// Dropping the last clone does the same, but waits no longer than a second for a file that
+    /// another process keeps locked: nobody is left to hear the answers.
     pub fn close(&self) {
-        self.shared.close();
+        self.shared.close(Duration::MAX);
     }
 
     async fn call(&self, work: Work) -> Result<Reply> {
@@ -364,13 +371,13 @@ impl Shared {
         }
     }
 
-    fn close(&self) {
+    /// Waits this long for the writer.
+    fn close(&self, patience: Duration) {
         match &self.engine {
-            Engine::Thread { calls, thread } => {
+            Engine::Thread { calls, ended } => {
                 drop(lock(calls).take());
-                let thread = lock(thread).take();
-                // A writer that panicked has answered nobody; there is nothing left to tell.
-                let _ = thread.map(JoinHandle::join);
+                // Nothing is ever sent: the writer's end closes the channel.
+                let _ = lock(ended).recv_timeout(patience);
             }
             Engine::Inline(writer) => drop(lock(writer).take()),
         }
@@ -385,7 +392,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.close();
+        self.close(Duration::from_secs(1));
     }
 }
 

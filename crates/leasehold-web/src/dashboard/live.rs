@@ -33,7 +33,10 @@ pub(super) fn stream(screen: Screen, asked: Asked) -> Response {
             .connection
             .as_ref()
             .map(crate::server::Connection::busy);
-        feed(screen, &asked, &send).await;
+        tokio::select! {
+            () = feed(screen, &asked, &send) => {}
+            () = asked.app.closed.cancelled() => {}
+        }
     });
     let events = stream::unfold(receive, async |mut receive| {
         let event = receive.recv().await?;

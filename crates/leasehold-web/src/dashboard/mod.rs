@@ -13,6 +13,21 @@
 //! # Ok(()) }
 //! ```
 //!
+//! A page that is open keeps a request open, and so would hold up a graceful shutdown of your
+//! server. [`close`](Dashboard::close) ends them:
+//!
+//! ```no_run
+//! # use leasehold_web::Dashboard;
+//! # async fn example(dashboard: Dashboard, app: axum::Router) -> std::io::Result<()> {
+//! # let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+//! let shutdown = async move {
+//!     leasehold::worker::shutdown_signal().await;
+//!     dashboard.close();
+//! };
+//! axum::serve(listener, app).with_graceful_shutdown(shutdown).await
+//! # }
+//! ```
+//!
 //! **Safe unless told otherwise.** It is read-only without
 //! [`allow_actions`](Dashboard::allow_actions). [`serve`](Dashboard::serve) binds loopback
 //! addresses only, unless there is authentication, and without it answers to loopback names only.
@@ -26,6 +41,7 @@
 //! | `page`, `live` | a screen as a page, and as a stream of its changes |
 //! | `watch` | the last hour, sampled |
 //! | `overview`, `leases`, `queues`, `jobs`, `job`, `dead`, `workers`, `expiry`, `audit` | the screens |
+//! | `probe` | `/healthz` and `/readyz`, for supervisors |
 //! | `act` | what an operator can do |
 //! | `scale` | `/api/scale`: what waits, as JSON for autoscalers |
 //! | `html`, `words`, `chart` | escaping, numbers, pictures |
@@ -39,6 +55,7 @@ use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 use crate::prometheus::Exporter;
 use crate::server;
@@ -59,6 +76,7 @@ mod leases;
 mod live;
 mod overview;
 mod page;
+mod probe;
 mod queues;
 mod scale;
 mod watch;
@@ -74,7 +92,7 @@ const STREAMS: usize = 64;
 /// Bytes in a form.
 const FORM_BYTES: usize = 16 * 1024;
 
-/// Describes a dashboard.
+/// Describes a dashboard. Clones describe the same one.
 #[derive(Clone)]
 pub struct Dashboard {
     client: Client,
@@ -84,6 +102,7 @@ pub struct Dashboard {
     refresh: Duration,
     own_hosts_only: bool,
     exporter: Option<Exporter>,
+    closed: CancellationToken,
 }
 
 impl Dashboard {
@@ -97,6 +116,7 @@ impl Dashboard {
             refresh: Duration::from_secs(2),
             own_hosts_only: false,
             exporter: None,
+            closed: CancellationToken::new(),
         }
     }
 
@@ -148,6 +168,12 @@ impl Dashboard {
         self
     }
 
+    /// Ends the streams that keep open pages current, now and from now on, of all clones' routers:
+    /// they would hold up a graceful shutdown of the server. Requests are still answered.
+    pub fn close(&self) {
+        self.closed.cancel();
+    }
+
     /// The dashboard as a router, to be nested under any prefix.
     ///
     /// Inside a tokio runtime its history begins now, otherwise with the first request.
@@ -160,6 +186,7 @@ impl Dashboard {
             refresh: self.refresh,
             own_hosts_only: self.own_hosts_only,
             exporter: self.exporter.clone(),
+            closed: self.closed.clone(),
             watch: Watch::new(self.refresh),
             streams: Arc::new(Semaphore::new(STREAMS)),
             fleet: Cached::new(self.refresh * 2),
@@ -192,6 +219,9 @@ impl Dashboard {
                 Arc::clone(&app),
                 guard::guard,
             ))
+            // A supervisor has no password, and learns nothing from them.
+            .route("/healthz", get(probe::alive))
+            .route("/readyz", get(probe::ready))
             .with_state(app)
     }
 
@@ -237,6 +267,7 @@ struct App {
     refresh: Duration,
     own_hosts_only: bool,
     exporter: Option<Exporter>,
+    closed: CancellationToken,
     watch: Watch,
     streams: Arc<Semaphore>,
     fleet: Cached<workers::Fleet>,

@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::Client;
 
@@ -91,6 +91,7 @@ async fn it_ends_when_a_supervisor_says_so() {
     // A page that is open does not keep it.
     let mut events = Events::open(at, "/").await;
     events.until("event: live").await;
+    let begun = Instant::now();
     let pid = rustix::process::Pid::from_child(&serving.0);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     let ended = async {
@@ -105,6 +106,9 @@ async fn it_ends_when_a_supervisor_says_so() {
         .await
         .expect("still there");
     assert_eq!(status.code(), Some(0), "{status}");
+    // At once; the rest is for a busy machine.
+    let took = begun.elapsed();
+    assert!(took < Duration::from_secs(5), "{took:?}");
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ mod actions;
 mod attack;
 mod cli;
 mod grafana;
+mod health;
 mod numbers;
 mod pages;
 mod safety;

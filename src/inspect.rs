@@ -124,6 +124,9 @@ pub struct QueueView {
     pub ledger: Ledger,
     /// How long the job that is next in line has been due.
     pub oldest_ready: Option<Duration>,
+    /// How far the store's clock is behind the tokens that this queue's leases were given, if by
+    /// more than speed can explain: it was ahead, and has been set back.
+    pub clock_behind: Option<Duration>,
 }
 
 impl QueueView {
@@ -136,6 +139,7 @@ impl QueueView {
             counts: Counts::default(),
             ledger: Ledger::default(),
             oldest_ready: None,
+            clock_behind: None,
         }
     }
 }

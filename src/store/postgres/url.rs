@@ -27,6 +27,8 @@ pub(super) fn parsed(url: &str) -> Result<(Config, PostgresOptions)> {
                 let bad = || wrong("connections", "a number from 1 to 1,000");
                 options = options.connections(n.ok_or_else(bad)?);
             }
+            Some(("clock", "strict")) => options = options.strict_clock(),
+            Some(("clock", _)) => return Err(wrong("clock", "strict")),
             Some(("sslmode", name)) => mode = Some(name),
             Some(("sslrootcert", file)) => root = Some(file),
             Some((name, _)) if FOREIGN.contains(&name) => {

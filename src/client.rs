@@ -96,6 +96,9 @@ impl Client {
     /// Stores a job, given by value or by reference, or described as a
     /// [`NewJob`](crate::NewJob). Concurrent calls share one round trip.
     ///
+    /// Once polled, the call goes on without its caller: to drop the future, as a `timeout` does,
+    /// does not take the job back. It is stored all the same, unless the store cannot be reached.
+    ///
     /// ```
     /// # use std::time::Duration;
     /// # use leasehold::{Client, NewJob};

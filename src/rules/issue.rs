@@ -49,7 +49,7 @@ impl Issuer {
     /// ahead and has been set back, or a fence has shown a mark of the future.
     pub fn clock_behind(&self, now: Timestamp) -> Option<Duration> {
         // Speed takes `last` up to the lead above a floor that is itself the lead above the clock.
-        let is_past_floor = self.last > self.floor + Self::LEAD;
+        let is_past_floor = self.last > self.floor.saturating_add(Self::LEAD);
         let highest = if is_past_floor { self.last } else { self.floor };
         (highest > now.as_micros() + Self::LEAD).then(|| self.ahead(now))
     }

@@ -1,6 +1,7 @@
 //! `leasehold doctor` on what an earlier clock and a careless hand have left in a store.
 
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::clock::{Clock as _, ManualClock, SystemClock};
@@ -31,39 +32,34 @@ fn finding(url: &str, check: &str) -> (String, String) {
 
 /// The store is on a clock that is set by hand, the doctor is not.
 async fn look(store: impl Store, clock: ManualClock, url: &str, delete_grants: impl AsyncFnOnce()) {
-    let fixture = ManualFixture::new(store, clock);
-    leasehold_conformance::run(fixture, async |d: &Driver| {
-        let held = d.held(job()).await;
-        let level = |check| finding(url, check).0;
-        assert_eq!(
-            (level("tokens"), level("ledger")),
-            ("fine".into(), "fine".into())
-        );
+    // Not under `run`, which would find in the end what is broken here by hand.
+    let d = Driver::new(Arc::new(ManualFixture::new(store, clock))).await;
+    let held = d.held(job()).await;
+    let level = |check| finding(url, check).0;
+    assert_eq!([level("tokens"), level("ledger")], ["fine", "fine"]);
 
-        d.advance(HOURS).await;
-        let later = d.other().await;
-        assert_eq!(later.claim_one().await.id(), held.id());
-        d.set_back(HOURS).await;
-        let (level, found) = finding(url, "tokens");
-        assert_eq!(level, "risk", "{found}");
-        assert!(
-            found.contains("7199.") || found.contains("7200."),
-            "{found}"
-        );
+    d.advance(HOURS).await;
+    let later = d.other().await;
+    assert_eq!(later.claim_one().await.id(), held.id());
+    d.set_back(HOURS).await;
+    let (level, found) = finding(url, "tokens");
+    assert_eq!(level, "risk", "{found}");
+    assert!(
+        found.starts_with("7199.") || found.starts_with("7200."),
+        "{found}"
+    );
 
-        let (level, found) = finding(url, "ledger");
-        assert_eq!(
-            (level, found),
-            ("fine".into(), "1 live leases by the ledger, 1 there".into())
-        );
-        delete_grants().await;
-        let (level, found) = finding(url, "ledger");
-        assert_eq!(
-            (level, found),
-            ("risk".into(), "1 live leases by the ledger, 0 there".into())
-        );
-    })
-    .await;
+    let (level, found) = finding(url, "ledger");
+    assert_eq!(
+        [&*level, &*found],
+        ["fine", "1 live leases by the ledger, 1 there"]
+    );
+    delete_grants().await;
+    let (level, found) = finding(url, "ledger");
+    assert_eq!(
+        [&*level, &*found],
+        ["risk", "1 live leases by the ledger, 0 there"]
+    );
 }
 
 fn present() -> ManualClock {
@@ -94,7 +90,7 @@ async fn of_redis() {
     look(store, clock, server.url(), async || {
         let queue = "{leasehold:default:0}";
         let keys = [format!("{queue}:held"), format!("{queue}:ends")];
-        let deleted: u32 = server.ask(&["DEL", &keys[0], &keys[1]]).unwrap();
+        let deleted: u32 = server.server.ask(&["DEL", &keys[0], &keys[1]]).unwrap();
         assert_eq!(deleted, 2);
     })
     .await;

@@ -139,7 +139,7 @@ impl EndedLease {
         }
     }
 
-    /// Why it ended, in words: the reason given, or why it expired. None of a lease that ended well.
+    /// Why it ended, in words: the reason given, or why it expired. None if it ended well.
     pub fn why(&self) -> Option<&str> {
         match (&self.reason, self.end) {
             (Some(reason), _) => Some(reason),

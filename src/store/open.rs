@@ -150,3 +150,26 @@ pub(super) fn redis_options(url: &str) -> Result<super::RedisOptions> {
     }
     Ok(options)
 }
+
+#[cfg(all(test, feature = "sqlite", feature = "redis"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_is_strict_or_not_mentioned() {
+        assert!(Settings::parse("clock=strict").is_ok_and(|settings| settings.strict_clock));
+        assert!(Settings::parse("").is_ok_and(|settings| !settings.strict_clock));
+        assert!(redis_options("redis://host?clock=strict").is_ok());
+        let refused = [
+            Settings::parse("clock=lax").err(),
+            redis_options("redis://host?clock=lax").err(),
+        ];
+        for error in refused {
+            let error = error.expect("no such clock").to_string();
+            assert!(
+                error.contains("\"clock\"") && error.contains("clock=strict"),
+                "{error}"
+            );
+        }
+    }
+}

@@ -142,8 +142,8 @@ async fn tick(pool: &Arc<Pool>, store: &dyn Store, interval: Duration) -> bool {
 
 /// A beat for a grant, if it is due or one of its handlers has stalled.
 ///
-/// It holds the whole grant, and names only leases whose handlers have not ended. One that is handed
-/// in may be settled before this call arrives, and would be counted as a stale holder's.
+/// It holds the whole grant, and names only leases whose handlers have not ended. One that is
+/// handed in may be settled before this call arrives, and would be counted as a stale holder's.
 fn beat_for(pool: &Pool, held: &HeldGrant, now: Instant, every: Duration) -> Option<Beat> {
     let queue = &pool.queues[held.queue];
     let mut beat = Beat {

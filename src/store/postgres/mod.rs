@@ -241,8 +241,8 @@ impl Base {
 }
 
 impl PostgresStore {
-    /// Opens a database by its URL, with the settings `namespace`, `schema` and `connections` of ours
-    /// among those of the server: `postgres://app@db.example/app?namespace=billing`. With
+    /// Opens a database by its URL, with the settings `namespace`, `schema`, `connections` and `clock`
+    /// of ours among those of the server: `postgres://app@db.example/app?namespace=billing`. With
     /// `sslmode=require` it is encrypted or fails, with `sslmode=verify-full` the server must also
     /// prove who it is, by the authorities in `sslrootcert` or else the system's.
     ///

@@ -98,6 +98,7 @@ fn wrong(setting: &str, allowed: &str) -> Error {
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
+    use crate::rules::issue::WhenBehind;
 
     fn of(query: &str) -> Result<(Config, PostgresOptions)> {
         parsed(&format!("postgres://ann:hunter2@db.example/app?{query}"))
@@ -113,6 +114,18 @@ mod tests {
         assert_eq!(
             config.get_connect_timeout(),
             Some(&std::time::Duration::from_secs(3))
+        );
+    }
+
+    #[test]
+    fn a_clock_is_strict_or_not_mentioned() {
+        let of = |query| of(query).map(|(_, options)| options.when_behind);
+        assert_eq!(of("").unwrap(), WhenBehind::GoOn);
+        assert_eq!(of("clock=strict").unwrap(), WhenBehind::Refuse);
+        let error = of("clock=lax").unwrap_err().to_string();
+        assert!(
+            error.contains("clock") && error.contains("strict"),
+            "{error}"
         );
     }
 

@@ -82,7 +82,8 @@ mod tests {
         let mut said = Vec::new();
         // Another queue is not behind, and is claimed from in turn.
         for second in 0..400_u32 {
-            let found = (second >= 10 && second < 200 && second % 2 == 0).then_some(behind);
+            let is_behind = (10..200).contains(&second) && second % 2 == 0;
+            let found = is_behind.then_some(behind);
             let word = watch.word(found, start + Duration::from_secs(1) * second);
             said.extend(word.map(|word| (second, word)));
         }

@@ -50,7 +50,8 @@ impl Client {
     /// `?namespace=NAME` selects one application's part of it. `&synchronous=normal` is faster, and
     /// a power cut may then lose the last moments. Each `memory:` is a store of its own; clones of
     /// the client share it. `redis://`, `rediss://`, `redis+cluster://` and `redis+sentinel://`
-    /// take `namespace` and `partitions=N`.
+    /// take `namespace` and `partitions=N`. With `clock=strict` a durable store refuses claims after
+    /// its clock was set back, until it has caught up.
     ///
     /// # Errors
     /// `InvalidInput` for a URL that names no store of this build, or any error from opening it.
@@ -95,6 +96,9 @@ impl Client {
 
     /// Stores a job, given by value or by reference, or described as a
     /// [`NewJob`](crate::NewJob). Concurrent calls share one round trip.
+    ///
+    /// Once polled, the call goes on without its caller: to drop the future, as a `timeout` does,
+    /// does not take the job back. It is stored all the same, unless the store cannot be reached.
     ///
     /// ```
     /// # use std::time::Duration;

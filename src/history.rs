@@ -40,6 +40,15 @@ impl Cause {
             Self::Lifetime => "lifetime",
         }
     }
+
+    /// The cause in words, as every view tells it.
+    pub const fn why(self) -> &'static str {
+        match self {
+            Self::Deadline => "nobody renewed it: the holder died, froze or was cut off",
+            Self::Stalled => "the handler showed no progress for its stall limit",
+            Self::Lifetime => "it reached its maximum lifetime",
+        }
+    }
 }
 
 /// How a lease ended. Every lease ends exactly once.
@@ -127,6 +136,15 @@ impl EndedLease {
             end,
             reason: None,
             progress: None,
+        }
+    }
+
+    /// Why it ended, in words: the reason given, or why it expired. None if it ended well.
+    pub fn why(&self) -> Option<&str> {
+        match (&self.reason, self.end) {
+            (Some(reason), _) => Some(reason),
+            (None, LeaseEnd::Expired(cause)) => Some(cause.why()),
+            (None, _) => None,
         }
     }
 

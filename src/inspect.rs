@@ -124,6 +124,9 @@ pub struct QueueView {
     pub ledger: Ledger,
     /// How long the job that is next in line has been due.
     pub oldest_ready: Option<Duration>,
+    /// How far the store's clock is behind the tokens that this queue's leases were given, if by
+    /// more than speed can explain: it was ahead, and has been set back.
+    pub clock_behind: Option<Duration>,
 }
 
 impl QueueView {
@@ -136,6 +139,7 @@ impl QueueView {
             counts: Counts::default(),
             ledger: Ledger::default(),
             oldest_ready: None,
+            clock_behind: None,
         }
     }
 }
@@ -204,11 +208,14 @@ pub struct Ledger {
     pub dead_by_expiry: u64,
     /// Ended by an operator.
     pub revoked: u64,
-    /// Live leases. Counted from the leases themselves, not from the other numbers.
+    /// Live leases: a count of its own, which grows in the step that grants one and falls in the
+    /// step that ends one. `leasehold doctor` compares it with the leases that are there.
     pub live: u64,
     /// Settlements that came after the deadline, and before anybody else was granted the job.
     pub late: u64,
-    /// Calls refused as stale: renew, settle, checkpoint.
+    /// Calls refused as stale: renew, settle, checkpoint. A worker does not renew a lease once its
+    /// handler has ended, so that a renewal that its own settlement overtakes is none of them; only
+    /// one that was under way before is.
     pub fenced: u64,
     /// Settled jobs deleted past their retention.
     pub pruned: u64,
@@ -386,6 +393,23 @@ impl JobView {
             settled_at: None,
         }
     }
+
+    /// The attempt that people ask for: of a job that is settled, how often it has run; of another,
+    /// the number of the run that is under way or comes next. What was handed back does not count.
+    pub fn attempt(&self) -> u32 {
+        let job = &self.job;
+        let failed = job.failures.saturating_add(job.expiries);
+        let was_stopped = || {
+            let last = job.history.last();
+            // With a reason it has failed as well, and is counted as that.
+            last.is_some_and(|last| last.end == LeaseEnd::Cancelled && last.reason.is_none())
+        };
+        match self.state {
+            JobState::Dead => failed,
+            JobState::Cancelled => failed.saturating_add(was_stopped().into()),
+            _ => job.attempt(),
+        }
+    }
 }
 
 /// One exclusive key, and how many jobs wait behind the one that has it.
@@ -539,4 +563,43 @@ fn mismatch(view: &View) -> Error {
         ErrorKind::Unexpected,
         format!("the store answered another question, with {got}"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::NewJob;
+    use crate::lease::EndedLease;
+
+    #[test]
+    fn a_settled_job_has_as_many_attempts_as_runs() {
+        let view = |state, failures, expiries, last: Option<(LeaseEnd, Option<&str>)>| {
+            let kind = Kind::new("work").expect("a good name");
+            let new = NewJob::raw(QueueName::default(), kind, "{}");
+            let mut job = JobRecord::new(JobId::generate(), new, Timestamp::ZERO);
+            (job.failures, job.expiries) = (failures, expiries);
+            job.history.extend(last.map(|(end, reason)| {
+                let (token, at) = (FencingToken::new(1), Timestamp::ZERO);
+                let mut ended = EndedLease::new(token, "w".into(), "t".into(), at, at, end);
+                ended.reason = reason.map(Into::into);
+                ended
+            }));
+            JobView::new(QueueName::default(), state, Arc::new(job)).attempt()
+        };
+        assert_eq!(view(JobState::Dead, 2, 1, None), 3);
+        assert_eq!(
+            view(JobState::Dead, 1, 0, None),
+            1,
+            "buried by its first run"
+        );
+        assert_eq!(view(JobState::Completed, 2, 0, None), 3);
+        for state in [JobState::Ready, JobState::Scheduled, JobState::Leased] {
+            assert_eq!(view(state, 2, 0, None), 3, "{state}: the run that comes");
+        }
+        assert_eq!(view(JobState::Cancelled, 0, 0, None), 0, "it never ran");
+        let stopped = Some((LeaseEnd::Cancelled, None));
+        assert_eq!(view(JobState::Cancelled, 1, 0, stopped), 2);
+        let failed = Some((LeaseEnd::Cancelled, Some("broken")));
+        assert_eq!(view(JobState::Cancelled, 1, 0, failed), 1);
+    }
 }

@@ -71,6 +71,9 @@ pub const QUEUE_JOBS: &str = "leasehold_queue_jobs";
 pub const QUEUE_PARKED: &str = "leasehold_queue_parked_jobs";
 /// Seconds that the job next in line has been due. Labels: store, queue.
 pub const OLDEST_READY: &str = "leasehold_oldest_ready_seconds";
+/// Seconds that the store's clock is behind the tokens of a queue, if by more than speed can
+/// explain: it was set back. Labels: store, queue.
+pub const CLOCK_BEHIND: &str = "leasehold_clock_behind_seconds";
 /// 1 while a queue grants nothing. Labels: store, queue.
 pub const QUEUE_PAUSED: &str = "leasehold_queue_paused";
 /// The store's ledger: jobs stored. Labels: store, queue.
@@ -164,6 +167,10 @@ pub fn describe() {
         (QUEUE_JOBS, "jobs in the store, by state"),
         (QUEUE_PARKED, "jobs behind another of their exclusive key"),
         (QUEUE_PAUSED, "1 while the queue grants nothing"),
+        (
+            CLOCK_BEHIND,
+            "how far the clock is behind the queue's tokens",
+        ),
         (OLDEST_READY, "how long the job next in line has been due"),
         (LEDGER_LIVE, "leases that live, from the store's ledger"),
         (STORE_UP, "1 if the store answered this scrape"),
@@ -234,7 +241,9 @@ fn export_queue(store: &str, view: &QueueView) {
         gauge(QUEUE_JOBS, Some(("state", state.as_str())), jobs);
     }
     let oldest = view.oldest_ready.unwrap_or_default().as_secs_f64();
+    let behind = view.clock_behind.unwrap_or_default().as_secs_f64();
     let ledger = &view.ledger;
+    gauge(CLOCK_BEHIND, None, behind);
     gauge(QUEUE_PARKED, None, view.counts.parked as f64);
     gauge(OLDEST_READY, None, oldest);
     gauge(QUEUE_PAUSED, None, f64::from(u8::from(view.paused)));

@@ -20,6 +20,16 @@ pub struct Issuer {
     pub floor: u64,
 }
 
+/// What a store does with claims while its clock is behind the tokens that it has given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum WhenBehind {
+    /// Grants, with the tokens that follow the last.
+    #[default]
+    GoOn,
+    /// Refuses, until the clock has caught up.
+    Refuse,
+}
+
 impl Issuer {
     /// How far `last` may run ahead of the clock, in microseconds, one token each. An issuer that
     /// lost its memory skips as far.
@@ -35,8 +45,34 @@ impl Issuer {
         }
     }
 
+    /// How far the clock is behind the tokens given, if by more than speed can explain: it was
+    /// ahead and has been set back, or a fence has shown a mark of the future.
+    pub fn clock_behind(&self, now: Timestamp) -> Option<Duration> {
+        // Speed takes `last` up to the lead above a floor that is itself the lead above the clock.
+        let is_past_floor = self.last > self.floor.saturating_add(Self::LEAD);
+        let highest = if is_past_floor { self.last } else { self.floor };
+        (highest > now.as_micros() + Self::LEAD).then(|| self.ahead(now))
+    }
+
+    /// How far the tokens given are ahead of the clock, for whatever reason.
+    pub fn ahead(&self, now: Timestamp) -> Duration {
+        let highest = self.last.max(self.floor);
+        Duration::from_micros(highest.saturating_sub(now.as_micros()))
+    }
+
     /// How many tokens can be given now.
-    pub fn room(&self, now: Timestamp) -> u64 {
+    ///
+    /// To refuse claims while the clock is behind would protect against nothing but a loss of
+    /// memory in that time, and would stop all work for as long. So unless `when_behind` says
+    /// otherwise they go on, and `last` grows by one for each lease: slower than any clock.
+    pub fn room(&self, now: Timestamp, when_behind: WhenBehind) -> u64 {
+        if when_behind == WhenBehind::GoOn && self.clock_behind(now).is_some() {
+            return Self::LEAD;
+        }
+        self.room_by_clock(now)
+    }
+
+    fn room_by_clock(&self, now: Timestamp) -> u64 {
         let base = self.base(now);
         (now.as_micros().max(self.floor) + Self::LEAD + 1).saturating_sub(base)
     }
@@ -63,7 +99,7 @@ impl Issuer {
     pub fn follow(&mut self, seen: u64, now: Timestamp) {
         let last = self.last.max(seen);
         let followed = Self { last, ..*self };
-        if followed.room(now) > 0 {
+        if followed.room_by_clock(now) > 0 {
             *self = followed;
         }
     }
@@ -73,18 +109,20 @@ impl Issuer {
     }
 }
 
-/// The refusal of a claim for which no token fits.
+/// The refusal of a claim for which no token fits, the last being so far ahead of the clock.
 #[cfg_attr(
     not(any(feature = "sqlite", feature = "redis", feature = "postgres")),
     expect(dead_code, reason = "unused by the memory store")
 )]
-pub(crate) fn tokens_ahead() -> Error {
+pub(crate) fn tokens_ahead(ahead: Duration) -> Error {
+    let then = if ahead > Duration::from_micros(2 * Issuer::LEAD) {
+        "the clock was set back, and `clock=strict` refuses claims until it has caught up"
+    } else {
+        "repeat in a moment"
+    };
     Error::new(
         ErrorKind::TokensAhead,
-        format!(
-            "the last token is {} ms ahead of the clock; repeat in a moment",
-            Issuer::LEAD / 1_000
-        ),
+        format!("the last token is {ahead:.1?} ahead of the clock; {then}"),
     )
 }
 
@@ -121,9 +159,9 @@ mod tests {
     fn an_issuer_without_memory_starts_above_everything_it_could_have_given() {
         let now = Timestamp::from_micros(50_000_000);
         let mut before = Issuer { last: 0, floor: 0 };
-        let room = before.room(now);
+        let room = before.room(now, WhenBehind::GoOn);
         let highest = before.issue(room, now).get() + room - 1;
-        assert_eq!(before.room(now), 0);
+        assert_eq!(before.room(now, WhenBehind::GoOn), 0);
         assert!(Issuer::without_memory(now).issue(1, now).get() > highest);
     }
 
@@ -148,6 +186,62 @@ mod tests {
         issuer.follow(near + 1, now);
         assert_eq!(issuer.last, near, "there would be no token left to give");
         issuer.follow(now.after(Issuer::BELIEF).as_micros(), now);
-        assert_eq!((issuer.last, issuer.room(now)), (near, 1));
+        let room = issuer.room(now, WhenBehind::GoOn);
+        assert_eq!((issuer.last, room), (near, 1));
+    }
+
+    #[test]
+    fn speed_does_not_make_a_clock_late() {
+        let now = Timestamp::from_micros(50_000_000);
+        let mut issuer = Issuer::without_memory(now);
+        let room = issuer.room(now, WhenBehind::GoOn);
+        issuer.issue(room, now);
+        assert_eq!(issuer.ahead(now), Duration::from_millis(40));
+        assert_eq!(issuer.clock_behind(now), None);
+        assert_eq!(issuer.room(now, WhenBehind::GoOn), 0);
+    }
+
+    #[test]
+    fn a_clock_set_back_stops_claims_only_where_that_is_wished() {
+        let hours = Duration::from_secs(7_200);
+        let now = Timestamp::from_micros(50_000_000);
+        let mut issuer = Issuer::without_memory(now);
+        let before = issuer.issue(3, now.after(hours)).plus(2);
+        assert_eq!(issuer.room(now, WhenBehind::Refuse), 0);
+        assert_eq!(
+            issuer.clock_behind(now),
+            Some(hours + Duration::from_micros(2))
+        );
+        for _ in 0..100 {
+            assert!(issuer.room(now, WhenBehind::GoOn) >= 1_000);
+            issuer.issue(1_000, now);
+        }
+        assert_eq!(issuer.last, before.get() + 100_000, "one for each lease");
+        let caught_up = now.after(hours + Duration::from_millis(81));
+        assert_eq!(issuer.clock_behind(caught_up), None);
+    }
+
+    #[test]
+    fn a_mark_of_the_future_does_not_stop_the_queue_that_it_raised() {
+        let now = Timestamp::from_micros(50_000_000);
+        let mut issuer = Issuer { last: 5, floor: 0 };
+        let mark = FencingToken::new(now.after(Duration::from_secs(3_600)).as_micros());
+        assert!(issuer.raise(mark, now));
+        for _ in 0..100 {
+            assert!(issuer.room(now, WhenBehind::GoOn) >= 1_000);
+            issuer.issue(1_000, now);
+        }
+        assert!(issuer.clock_behind(now).is_some());
+    }
+
+    #[test]
+    fn a_refusal_tells_the_true_distance() {
+        let told = |ahead| tokens_ahead(ahead).to_string();
+        assert!(told(Duration::from_millis(20)).contains("20.0ms ahead"));
+        let hours = told(Duration::from_secs(7_200));
+        assert!(
+            hours.contains("7200.0s ahead") && hours.contains("clock=strict"),
+            "{hours}"
+        );
     }
 }

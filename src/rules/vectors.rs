@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::ends::{self, End, LeaseFacts, Next, Outcome, Settling};
-use super::issue::Issuer;
+use super::issue::{Issuer, WhenBehind};
 use super::order;
 use crate::clock::{Timestamp, micros};
 use crate::history::{Cause, LeaseEnd};
@@ -223,6 +223,8 @@ fn job() -> JobRecord {
 /// Claims of one issuer, one after the other. The issuer finds no memory at the first.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct IssueVector {
+    /// Claims are refused while the clock is behind.
+    pub strict: bool,
     /// The claims.
     pub claims: Vec<IssuedClaim>,
 }
@@ -239,11 +241,13 @@ pub struct IssuedClaim {
     pub granted: u64,
     /// The first token, if any fits.
     pub first: u64,
+    /// How far the clock is behind what was given before, if by more than speed can explain.
+    pub clock_behind: Option<Duration>,
 }
 
 /// What an issuer gives.
 pub fn issues() -> Vec<IssueVector> {
-    let programs: [&[(i64, u64)]; 6] = [
+    let programs: [&[(i64, u64)]; 7] = [
         // In step with the clock.
         &[(0, 1), (1_000_000, 3), (1_000_001, 1), (1_000_002, 5)],
         // Faster than the clock, up to the lead.
@@ -255,15 +259,25 @@ pub fn issues() -> Vec<IssueVector> {
             (5_000_001, 1),
             (6_000_000, 1),
         ],
-        // Far back: everything that is left of the lead, and no more.
+        // Far back, and again before it has caught up.
         &[(50_000_000, 1), (0, 1), (49_990_000, 1), (60_000_000, 2)],
+        &[
+            (500_000_000, 3),
+            (0, 5),
+            (0, 1_000),
+            (1_000_000, 1),
+            (500_000_900, 1),
+            (560_000_000, 1),
+        ],
         &[(0, 1_000), (20_000, 1), (40_000, 1_000), (40_001, 1_000)],
         &[(0, 1), (0, 0), (20_001, 1)],
     ];
-    programs.into_iter().map(issue).collect()
+    let modes = [WhenBehind::GoOn, WhenBehind::Refuse];
+    let vectors = modes.map(|mode| programs.map(|program| issue(program, mode)));
+    vectors.into_iter().flatten().collect()
 }
 
-fn issue(program: &[(i64, u64)]) -> IssueVector {
+fn issue(program: &[(i64, u64)], when_behind: WhenBehind) -> IssueVector {
     let base = NOW.as_micros();
     let at = |offset: i64| Timestamp::from_micros(base.saturating_add_signed(offset));
     let first = program.first().map_or(0, |(at, _)| *at);
@@ -271,16 +285,19 @@ fn issue(program: &[(i64, u64)]) -> IssueVector {
     let claims = program.iter().filter(|(_, wanted)| *wanted > 0);
     let claims = claims.map(|&(offset, wanted)| {
         let now = at(offset);
-        let granted = issuer.room(now).min(wanted);
+        let clock_behind = issuer.clock_behind(now);
+        let granted = issuer.room(now, when_behind).min(wanted);
         let token = (granted > 0).then(|| issuer.issue(granted, now).get());
         IssuedClaim {
             at: offset - first,
             wanted,
             granted,
             first: token.map_or(0, |token| token - at(first).as_micros()),
+            clock_behind,
         }
     });
     IssueVector {
+        strict: when_behind == WhenBehind::Refuse,
         claims: claims.collect(),
     }
 }

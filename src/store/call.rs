@@ -199,6 +199,9 @@ pub struct Claimed {
     pub next_due: Option<Duration>,
     /// When the next live lease of the visited queues expires unless it is renewed.
     pub next_deadline: Option<Duration>,
+    /// How far the store's clock is behind the tokens that the visited queues had given before, if
+    /// by more than speed can explain. A clock that was ahead has been set back.
+    pub clock_behind: Option<Duration>,
 }
 
 /// One recorded expiry: a crash report.

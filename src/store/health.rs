@@ -1,5 +1,7 @@
 //! What a check-up found: the form in which each store answers `leasehold doctor`.
 
+use std::time::Duration;
+
 /// How bad it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Level {
@@ -61,6 +63,31 @@ impl Finding {
 
     pub fn risk(check: &'static str, found: impl Into<String>, advice: impl Into<String>) -> Self {
         Self::new(check, Level::Risk, found, advice)
+    }
+
+    /// What the tokens given say of the clock, which is `behind` them.
+    pub(crate) fn tokens(behind: Option<Duration>) -> Self {
+        const CHECK: &str = "tokens";
+        let Some(behind) = behind else {
+            return Self::fine(CHECK, "not ahead of the clock");
+        };
+        let found = format!("{behind:.1?} ahead of the clock, which catches up in as long");
+        let advice = "the clock was ahead and has been set back, or a fence has shown a mark of the \
+                      future. Claims go on, unless the URL says clock=strict; until the clock has \
+                      caught up, lose no data of the store and restore no backup";
+        Self::risk(CHECK, found, advice)
+    }
+
+    /// Whether the ledger counts as many live leases as there are.
+    pub(crate) fn ledger(counted: u64, leases: u64) -> Self {
+        const CHECK: &str = "ledger";
+        let found = format!("{counted} live leases by the ledger, {leases} there");
+        if counted == leases {
+            return Self::fine(CHECK, found);
+        }
+        let advice = "data of the store was lost or deleted by hand: those leases never end, and \
+                      their jobs never run again. Find out who did it, and restore a backup";
+        Self::risk(CHECK, found, advice)
     }
 
     pub fn unseen(check: &'static str, right: &str) -> Self {

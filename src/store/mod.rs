@@ -129,9 +129,10 @@ pub trait Store: Send + Sync + 'static {
     /// queue partition. Visits the queues in the given order until `max` leases are granted.
     ///
     /// # Atomicity
-    /// One step per queue partition. Each lease has a new token, larger than any before. A paused
-    /// queue expires and promotes, and grants nothing. At most one suspect is granted, and only if
-    /// `admit_suspect` says so.
+    /// One step per queue partition. Each lease has a new token, larger than any before, also while
+    /// the clock is behind the last one, which the answer then tells. A paused queue expires and
+    /// promotes, and grants nothing. At most one suspect is granted, and only if `admit_suspect`
+    /// says so.
     ///
     /// # Repeats
     /// A repeated claim lists only those leases of its first answer that are neither ended nor

@@ -26,7 +26,9 @@ pub(crate) async fn open(url: &str) -> Result<Arc<dyn Store>> {
         #[cfg(feature = "sqlite")]
         Some(("sqlite", path)) => open_sqlite(path, Settings::parse(query)?).await,
         #[cfg(feature = "redis")]
-        Some((scheme, _)) if scheme.starts_with("redis") => open_redis(address, query),
+        Some((scheme, _)) if scheme.starts_with("redis") => {
+            Ok(Arc::new(super::RedisStore::open(redis_options(url)?)?))
+        }
         other => {
             // A password may stand anywhere in it, also behind a `?`: only a scheme is shown.
             let scheme = other.map(|(scheme, _)| scheme).filter(|name| is_word(name));
@@ -59,6 +61,7 @@ fn is_word(text: &str) -> bool {
 struct Settings {
     namespace: Namespace,
     synchronous_normal: bool,
+    strict_clock: bool,
 }
 
 impl Settings {
@@ -66,15 +69,17 @@ impl Settings {
         let mut settings = Self {
             namespace: Namespace::default(),
             synchronous_normal: false,
+            strict_clock: false,
         };
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             match pair.split_once('=') {
                 Some(("namespace", name)) => settings.namespace = Namespace::new(name)?,
                 Some(("synchronous", "normal")) => settings.synchronous_normal = true,
                 Some(("synchronous", "full")) => settings.synchronous_normal = false,
+                Some(("clock", "strict")) => settings.strict_clock = true,
                 _ => {
                     let found = setting_found(pair.split_once('=').map(|(key, _)| key));
-                    let allowed = "namespace=NAME, synchronous=full|normal";
+                    let allowed = "namespace=NAME, synchronous=full|normal, clock=strict";
                     return Err(Error::invalid("url", found, allowed).during(Verb::Open));
                 }
             }
@@ -96,6 +101,9 @@ async fn open_sqlite(path: &str, settings: Settings) -> Result<Arc<dyn Store>> {
     if settings.synchronous_normal {
         options = options.synchronous_normal();
     }
+    if settings.strict_clock {
+        options = options.strict_clock();
+    }
     let open = tokio::task::spawn_blocking(move || SqliteStore::with(path, options));
     let store = open.await.map_err(|e| {
         Error::new(ErrorKind::Unexpected, "opening the store panicked")
@@ -107,12 +115,13 @@ async fn open_sqlite(path: &str, settings: Settings) -> Result<Arc<dyn Store>> {
 
 /// Settings that are not ours are passed on to the connection.
 #[cfg(feature = "redis")]
-fn open_redis(address: &str, query: &str) -> Result<Arc<dyn Store>> {
-    use super::{RedisOptions, RedisStore};
+pub(super) fn redis_options(url: &str) -> Result<super::RedisOptions> {
+    use super::RedisOptions;
 
+    let (address, query) = url.split_once('?').unwrap_or((url, ""));
     let is_ours = |pair: &&str| {
         let key = pair.split('=').next();
-        matches!(key, Some("namespace" | "partitions"))
+        matches!(key, Some("namespace" | "partitions" | "clock"))
     };
     let pairs = query.split('&').filter(|pair| !pair.is_empty());
     let (ours, theirs): (Vec<&str>, Vec<&str>) = pairs.partition(is_ours);
@@ -135,8 +144,32 @@ fn open_redis(address: &str, query: &str) -> Result<Arc<dyn Store>> {
                     .map_err(|_| wrong(pair, "partitions=1 to 64"))?;
                 options.partitions(count)
             }
-            _ => return Err(wrong(pair, "namespace=NAME, partitions=N")),
+            Some(("clock", "strict")) => options.strict_clock(),
+            _ => return Err(wrong(pair, "namespace=NAME, partitions=N, clock=strict")),
         };
     }
-    Ok(Arc::new(RedisStore::open(options)?))
+    Ok(options)
+}
+
+#[cfg(all(test, feature = "sqlite", feature = "redis"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_is_strict_or_not_mentioned() {
+        assert!(Settings::parse("clock=strict").is_ok_and(|settings| settings.strict_clock));
+        assert!(Settings::parse("").is_ok_and(|settings| !settings.strict_clock));
+        assert!(redis_options("redis://host?clock=strict").is_ok());
+        let refused = [
+            Settings::parse("clock=lax").err(),
+            redis_options("redis://host?clock=lax").err(),
+        ];
+        for error in refused {
+            let error = error.expect("no such clock").to_string();
+            assert!(
+                error.contains("\"clock\"") && error.contains("clock=strict"),
+                "{error}"
+            );
+        }
+    }
 }

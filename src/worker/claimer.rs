@@ -20,6 +20,7 @@ use tokio::time::Instant;
 
 use tracing::Instrument as _;
 
+use super::clock_watch::ClockWatch;
 use super::held::Stop;
 use super::lost;
 use super::outcome::HandlerEnd;
@@ -97,6 +98,7 @@ struct Claimer {
     next: Duration,
     /// How many handlers had ended, and since when no other has while leases wait.
     still: (u64, Instant),
+    clock: ClockWatch,
 }
 
 /// How fast the slots end handlers.
@@ -141,6 +143,7 @@ impl Claimer {
             pace,
             next: LONGEST_SLEEP,
             still: (0, monotonic()),
+            clock: ClockWatch::default(),
         }
     }
 
@@ -294,6 +297,7 @@ impl Claimer {
         let claimed = self.send(request).await?;
         let leases: usize = claimed.grants.iter().map(|grant| grant.leases.len()).sum();
         self.pool.meter.claimed(sent.elapsed(), leases);
+        self.clock.note(claimed.clock_behind, monotonic());
         let mut suspects = claimed.grants.iter().flat_map(|grant| &grant.leases);
         if let Some(permit) = permit.filter(|_| suspects.any(|lease| lease.job.is_suspect())) {
             permit.hold_until_lease_ends();

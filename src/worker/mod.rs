@@ -10,6 +10,7 @@
 //! Several pools can run in one process; nothing is global.
 
 pub(crate) mod claimer;
+mod clock_watch;
 mod config;
 mod deaths;
 #[doc(hidden)]

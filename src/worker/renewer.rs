@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use tracing::Instrument as _;
 
-use super::held::{HeldGrant, Stop};
+use super::held::{HeldGrant, HeldLease, Stop};
 use super::lost;
 use super::pool::Pool;
 use crate::calls::lane::spread;
@@ -141,6 +141,9 @@ async fn tick(pool: &Arc<Pool>, store: &dyn Store, interval: Duration) -> bool {
 }
 
 /// A beat for a grant, if it is due or one of its handlers has stalled.
+///
+/// It holds the whole grant, and names only leases whose handlers have not ended. One that is
+/// handed in may be settled before this call arrives, and would be counted as a stale holder's.
 fn beat_for(pool: &Pool, held: &HeldGrant, now: Instant, every: Duration) -> Option<Beat> {
     let queue = &pool.queues[held.queue];
     let mut beat = Beat {
@@ -152,6 +155,7 @@ fn beat_for(pool: &Pool, held: &HeldGrant, now: Instant, every: Duration) -> Opt
         lapse: Vec::new(),
         progress: Vec::new(),
     };
+    let mut is_needed = false;
     for (index, lease) in held.leases.iter().enumerate() {
         if lease.is_to_lapse() {
             beat.lapse.push(lease.token);
@@ -160,10 +164,14 @@ fn beat_for(pool: &Pool, held: &HeldGrant, now: Instant, every: Duration) -> Opt
         if lease.has_ended() || lease.stopped().is_some_and(Stop::is_lost) {
             continue;
         }
+        is_needed = true;
+        if lease.is_handed_in() {
+            continue;
+        }
         let own = lease.job.options.runs.stall_limit;
         let limit = own.or(queue.runs.stall_limit);
-        let running = held.last_progress(index).filter(|_| !lease.is_handed_in());
-        let still = running.map(|last| now.saturating_duration_since(last));
+        let still = held.last_progress(index);
+        let still = still.map(|last| now.saturating_duration_since(last));
         if limit
             .zip(still)
             .is_some_and(|(limit, still)| still >= limit)
@@ -179,7 +187,7 @@ fn beat_for(pool: &Pool, held: &HeldGrant, now: Instant, every: Duration) -> Opt
     }
     // A grant that was renewed a moment ago waits for the next tick with the others.
     let due = now.saturating_duration_since(held.renewed()) * 2 >= every;
-    let worth = !beat.lapse.is_empty() || (due && !beat.leases.is_empty());
+    let worth = !beat.lapse.is_empty() || (due && is_needed);
     worth.then_some(beat)
 }
 
@@ -279,9 +287,11 @@ async fn timed<T>(limit: Duration, call: impl Future<Output = Result<T>>) -> Res
     })
 }
 
-/// Applies the store's answer for one grant: a longer lease, a cancellation, or a refusal.
+/// Applies the store's answer for one grant: a longer lease, a cancellation, or a refusal. A lease
+/// that its own settlement ended while the call was under way is not counted as refused.
 fn apply(pool: &Arc<Pool>, held: &Arc<HeldGrant>, renewal: &Renewal, sent: Instant, leases: usize) {
     let meter = &pool.queues[held.queue].meter;
+    let is_ours = |lease: &HeldLease| !lease.is_handed_in() && !lease.has_ended();
     match renewal {
         Renewal::Held {
             granted,
@@ -289,7 +299,12 @@ fn apply(pool: &Arc<Pool>, held: &Arc<HeldGrant>, renewal: &Renewal, sent: Insta
             fenced,
         } => {
             held.extend(sent, *granted);
-            meter.renewed((leases - fenced.len()) as u64, fenced.len() as u64);
+            let refused = held
+                .leases
+                .iter()
+                .filter(|lease| fenced.contains(&lease.token));
+            let refused = refused.filter(|lease| is_ours(lease)).count();
+            meter.renewed((leases - fenced.len()) as u64, refused as u64);
             for (index, lease) in held.leases.iter().enumerate() {
                 if fenced.contains(&lease.token) {
                     lost::lose(pool, held, index, Stop::Fenced);
@@ -299,7 +314,8 @@ fn apply(pool: &Arc<Pool>, held: &Arc<HeldGrant>, renewal: &Renewal, sent: Insta
             }
         }
         Renewal::Fenced => {
-            meter.renewed(0, leases as u64);
+            let refused = held.leases.iter().filter(|lease| is_ours(lease)).count();
+            meter.renewed(0, refused.min(leases) as u64);
             lost::lose_all(pool, held, Stop::Fenced);
         }
     }

@@ -246,9 +246,13 @@ impl World {
         text
     }
 
-    /// Everything that the store shows, with ranks for tokens.
+    /// Everything that the store shows, with ranks for tokens. How far these are ahead of the clock
+    /// is the issuer's affair: of memory there is one, elsewhere one for each queue.
     pub(crate) async fn snapshot(&self) -> Snapshot {
         let mut all = Snapshot::of(&*self.store).await;
+        for queue in &mut all.queues {
+            queue.clock_behind = None;
+        }
         let rank = |token: &mut FencingToken| {
             let rank = self.ranks.get(token).map_or(u64::MAX, |rank| *rank as u64);
             *token = FencingToken::new(rank);

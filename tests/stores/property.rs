@@ -14,7 +14,7 @@ use leasehold::clock::Timestamp;
 use leasehold::job::{Key, Kind, Namespace, QueueName};
 use leasehold::lease::Receipt;
 use leasehold::limits;
-use leasehold::rules::issue::Issuer;
+use leasehold::rules::issue::{Issuer, WhenBehind};
 use leasehold::{ErrorKind, FencingToken, JobId, LeaseTerms, RetryPolicy};
 use proptest::prelude::*;
 
@@ -90,6 +90,7 @@ proptest! {
     fn tokens_only_grow(
         start in 0..1_u64 << 52,
         steps in proptest::collection::vec((any::<i32>(), 1..1_000_u64, any::<bool>()), 1..60),
+        when_behind in prop_oneof![Just(WhenBehind::GoOn), Just(WhenBehind::Refuse)],
     ) {
         let mut clock = start;
         let mut issuer = Issuer::without_memory(Timestamp::from_micros(clock));
@@ -97,7 +98,7 @@ proptest! {
         for (jump, wanted, lost) in steps {
             clock = clock.saturating_add_signed(i64::from(jump)).min(1 << 53);
             let now = Timestamp::from_micros(clock);
-            let room = issuer.room(now);
+            let room = issuer.room(now, when_behind);
             if lost {
                 // As long as the clock is not behind what it has given, nothing is given twice.
                 if clock + Issuer::LEAD > highest {

@@ -18,7 +18,9 @@ use leasehold::lease::Verdict;
 use leasehold::lease::{Cause, LeaseEnd};
 use leasehold::rules;
 use leasehold::rules::vectors::{self, EndVector, Ended, EndedBy, IssueVector, TermVector};
-use leasehold::store::{ControlCommand, LeaseSelect, MemoryStore, Outcome, Renewal, Select};
+use leasehold::store::{
+    ControlCommand, LeaseSelect, MemoryStore, Outcome, PostgresStore, Renewal, Select,
+};
 use leasehold::{ErrorKind, FencingToken, NewJob};
 use leasehold_conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 
@@ -320,7 +322,10 @@ async fn play_issue(d: &Driver, vector: &IssueVector, bounded: bool) {
                 assert_eq!(claim.granted, 0, "{claim:?}");
                 continue;
             }
-            Ok(claimed) => claimed.grants,
+            Ok(claimed) => {
+                assert_eq!(claimed.clock_behind, claim.clock_behind, "{claim:?}");
+                claimed.grants
+            }
         };
         let granted: usize = grants.iter().map(|grant| grant.leases.len()).sum();
         assert_eq!(granted as u64, claim.granted, "{claim:?}");
@@ -353,22 +358,25 @@ async fn play_term(d: &Driver, vector: &TermVector) {
     assert_eq!(expired[0].cause, vector.cause);
 }
 
-async fn play_all(fixture: impl AsyncFn() -> ManualFixture, bounded: bool) {
+/// The fixture is told whether its clock is strict.
+async fn play_all(fixture: impl AsyncFn(bool) -> ManualFixture, bounded: bool) {
     for vector in vectors::ends() {
         // A failed assertion says where; this says for which row.
         println!("{vector:?}");
-        leasehold_conformance::run(fixture().await, async |d| play_end(d, &vector).await).await;
+        leasehold_conformance::run(fixture(false).await, async |d| play_end(d, &vector).await)
+            .await;
     }
     for vector in vectors::issues() {
         println!("{vector:?}");
-        leasehold_conformance::run(fixture().await, async |d| {
+        leasehold_conformance::run(fixture(vector.strict).await, async |d| {
             play_issue(d, &vector, bounded).await;
         })
         .await;
     }
     for vector in vectors::terms() {
         println!("{vector:?}");
-        leasehold_conformance::run(fixture().await, async |d| play_term(d, &vector).await).await;
+        leasehold_conformance::run(fixture(false).await, async |d| play_term(d, &vector).await)
+            .await;
     }
 }
 
@@ -376,7 +384,7 @@ async fn play_all(fixture: impl AsyncFn() -> ManualFixture, bounded: bool) {
 
 #[tokio::test]
 async fn memory() {
-    let fixture = async || {
+    let fixture = async |_strict| {
         let clock = ManualClock::default();
         ManualFixture::new(MemoryStore::with_clock(clock.clone()), clock)
     };
@@ -387,11 +395,14 @@ async fn memory() {
 async fn sqlite() {
     use leasehold::store::{SqliteOptions, SqliteStore};
 
-    let fixture = async || {
+    let fixture = async |strict| {
         let clock = ManualClock::default();
         let dir = tempfile::tempdir().unwrap();
         let options = SqliteOptions::new().clock(clock.clone());
-        let options = options.synchronous_normal();
+        let mut options = options.synchronous_normal();
+        if strict {
+            options = options.strict_clock();
+        }
         let store = SqliteStore::with(dir.path().join("jobs.db"), options).unwrap();
         ManualFixture::new(store, clock).keep(dir)
     };
@@ -401,9 +412,15 @@ async fn sqlite() {
 #[tokio::test]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn postgres() {
-    let fixture = async || {
+    let fixture = async |strict| {
         let clock = ManualClock::default();
-        let store = server::shared().store(clock.clone()).await;
+        let server = server::shared();
+        let mut options = server::Server::options().clock(clock.clone());
+        if strict {
+            options = options.strict_clock();
+        }
+        let store = PostgresStore::with(server.config(), options).await;
+        let store = store.unwrap();
         ManualFixture::new(store, clock)
     };
     play_all(fixture, true).await;
@@ -418,12 +435,15 @@ async fn redis() {
     use support::redis::Standalone;
 
     let server = Standalone::start(&[]);
-    let fixture = async || {
+    let fixture = async |strict| {
         let clock = ManualClock::default();
         let namespace = Namespace::new(format!("case-{:016x}", fastrand::u64(..))).unwrap();
-        let options = RedisOptions::new(format!("{}?timeout=60s", server.url()))
+        let mut options = RedisOptions::new(format!("{}?timeout=60s", server.url()))
             .namespace(namespace)
             .clock(clock.clone());
+        if strict {
+            options = options.strict_clock();
+        }
         ManualFixture::new(RedisStore::open(options).unwrap(), clock)
     };
     play_all(fixture, true).await;

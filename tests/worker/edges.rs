@@ -18,7 +18,7 @@ use leasehold::job::{JobOptions, QueueName};
 use leasehold::lease::Nonce;
 use leasehold::observe::Event;
 use leasehold::store::MemoryStore;
-use leasehold::store::{ClaimQueue, ClaimRequest, RequestId};
+use leasehold::store::{ClaimQueue, ClaimRequest, ControlCommand, LeaseSelect, RequestId};
 use leasehold::worker::executor::SameRuntime;
 use leasehold::{
     Client, Context, ErrorKind, Failure, FencingToken, Job, LeaseTerms, NewJob, QueueConfig,
@@ -744,6 +744,70 @@ async fn a_term_shorter_than_the_way_to_the_store_is_no_loop() {
     );
     let claims = calls.claim.load(Ordering::SeqCst);
     assert!(claims < 20, "{claims} claims");
+}
+
+/// A worker renews twice while its job is settled, or revoked, in the store and it does not know.
+/// Returns how many calls the store has counted as a stale holder's.
+async fn fenced_by_renewals(revoked: bool) -> u64 {
+    let faulty = Faulty::new(memory(), |verb| match verb {
+        // Applied at once, and answered several renewals later.
+        Verb::Settle => Fate::Late(Duration::from_millis(800)),
+        _ => Fate::Pass,
+    });
+    let calls = Arc::clone(&faulty.calls);
+    let client = Client::new(Arc::new(faulty));
+    client.enqueue(&Add { n: 0 }).await.unwrap();
+    let handler = move |_: Add, ctx: Context| async move {
+        if revoked {
+            ctx.cancelled().await;
+        }
+        Ok::<(), Failure>(())
+    };
+    let worker = client
+        .worker()
+        .handle(handler)
+        .terms(LeaseTerms::of_term(Duration::from_millis(300)));
+    let two_renewals = async {
+        if revoked {
+            until(&client, |queue| queue.counts.leased == 1).await;
+            let everything = ControlCommand::Revoke(LeaseSelect::Owner("stale".into()));
+            let operator = client.operator("operator").because("a test");
+            operator.command(everything).await.unwrap();
+            return until(&client, |queue| queue.ledger.fenced > 0).await;
+        }
+        completed(&client, 1).await;
+        let before = calls.renew.load(Ordering::SeqCst);
+        soon(async {
+            while calls.renew.load(Ordering::SeqCst) < before + 2 {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        })
+        .await;
+    };
+    let worker = worker.owner("stale");
+    worker.run_until(two_renewals).await.unwrap();
+    client.queues().await.unwrap()[0].ledger.fenced
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_that_its_own_settlement_overtakes_is_no_stale_holders() {
+    assert_eq!(fenced_by_renewals(false).await, 0);
+    assert_eq!(
+        fenced_by_renewals(true).await,
+        1,
+        "a stale holder's is counted"
+    );
+}
+
+#[tokio::test]
+async fn a_dropped_enqueue_stores_its_job_all_the_same() {
+    let client = Client::new(memory());
+    {
+        let mut enqueue = std::pin::pin!(client.enqueue(&Add { n: 0 }));
+        // Polled once, as by a caller that loses patience.
+        std::future::poll_fn(|cx| std::task::Poll::Ready(drop(enqueue.as_mut().poll(cx)))).await;
+    }
+    until(&client, |queue| queue.counts.ready == 1).await;
 }
 
 /// Says to a child that it is one.

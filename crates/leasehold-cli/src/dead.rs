@@ -186,7 +186,7 @@ async fn list(ls: &ListDead, cli: &Cli, client: &Client) -> Done {
                 view.job.id.to_string(),
                 view.job.kind.to_string(),
                 view.queue.to_string(),
-                view.job.attempt().to_string(),
+                view.attempt().to_string(),
                 view.settled_at.map_or("-".to_owned(), out::time),
                 out::clip(&error(&view.job), 120),
             ]

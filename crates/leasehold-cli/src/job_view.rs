@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::act::counted;
 use super::{Cli, Done, Output, jobs, leases, out};
 use leasehold::inspect::JobView;
-use leasehold::lease::{Cause, EndedLease, LeaseEnd};
+use leasehold::lease::{EndedLease, LeaseEnd};
 
 /// Prints everything that is known of a job.
 pub(super) fn show(view: &JobView, cli: &Cli) -> Done {
@@ -29,15 +29,10 @@ pub(super) fn end(ended: &EndedLease) -> String {
 
 /// Why a lease ended, in words.
 pub(super) fn why(ended: &EndedLease) -> String {
-    if let Some(reason) = &ended.reason {
-        return reason.clone();
+    if let Some(why) = ended.why() {
+        return why.to_owned();
     }
     let why = match ended.end {
-        LeaseEnd::Expired(Cause::Deadline) => {
-            "nobody renewed it: the holder died, froze or was cut off"
-        }
-        LeaseEnd::Expired(Cause::Stalled) => "the handler showed no progress for its stall limit",
-        LeaseEnd::Expired(Cause::Lifetime) => "it reached its maximum lifetime",
         LeaseEnd::Completed => "done",
         LeaseEnd::Surrendered => "handed back unfinished",
         LeaseEnd::Cancelled => "called off",
@@ -126,7 +121,7 @@ fn text(view: &JobView) -> String {
         "attempt",
         format!(
             "{} ({}, {} {} of {})",
-            job.attempt(),
+            view.attempt(),
             counted(job.failures.into(), "failure"),
             job.expiries,
             if job.expiries == 1 {

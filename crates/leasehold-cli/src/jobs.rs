@@ -135,7 +135,7 @@ pub(super) fn object(view: &JobView) -> Value {
         "queue": view.queue,
         "state": view.state,
         "parked": view.parked,
-        "attempt": job.attempt(),
+        "attempt": view.attempt(),
         "failures": job.failures,
         "expiries": job.expiries,
         "priority": job.options.priority,
@@ -169,7 +169,7 @@ fn cells(view: &JobView) -> Vec<String> {
         format!("{}{parked}", view.state),
         job.kind.to_string(),
         view.queue.to_string(),
-        job.attempt().to_string(),
+        view.attempt().to_string(),
         out::time(job.run_at),
         last,
     ]

@@ -215,20 +215,41 @@ pub async fn tokens_follow_the_clock(d: &Driver) {
     assert!(after.get() - before.get() > 499_000_000, "{before} {after}");
 }
 
-/// Tokens grow also when the clock is set back; an issuer may wait until it has caught up.
-pub async fn tokens_grow_when_the_clock_is_set_back(d: &Driver) {
-    d.advance(secs(400)).await;
-    let before = d.held(job()).await.token();
-    d.enqueue(job()).await;
-    d.set_back(secs(300)).await;
-    let back = d.store().claim(d.claim_request(1)).await;
-    match &back {
-        Ok(claimed) => assert!(claimed.grants[0].id > before),
-        Err(error) => assert_eq!(error.kind(), ErrorKind::TokensAhead, "{error}"),
+/// A clock that was two hours ahead, and is right again, stops no claim: tokens grow from the last
+/// one, and every answer says how far the clock is behind until it has caught up.
+pub async fn claims_go_on_when_the_clock_is_set_back(d: &Driver) {
+    let hours = secs(7_200);
+    d.settled(&d.held(job()).await, complete()).await;
+    d.advance(hours).await;
+    // A session does not outlive such a jump.
+    let ahead = d.other().await;
+    ahead.enqueue(job()).await;
+    let claimed = ahead.claim_as(ahead.claim_request(1)).await;
+    assert_eq!(claimed.clock_behind, None);
+    let mut last = claimed.grants[0].id;
+
+    d.set_back(hours).await;
+    let behind = d.other().await;
+    for _ in 0..3 {
+        behind.enqueue_many(2).await;
+        let claimed = behind.claim_as(behind.claim_request(2)).await;
+        let told = claimed.clock_behind.expect("the clock is behind");
+        assert!(told >= hours && told < hours + secs(1), "{told:?}");
+        let tokens: Vec<_> = Held::all(&claimed).iter().map(Held::token).collect();
+        let next = last.get() + 1;
+        assert_eq!(tokens, [next, next + 1].map(FencingToken::new));
+        last = tokens[1];
     }
-    d.enqueue(job()).await;
-    d.advance(secs(301)).await;
-    assert!(d.claim_one().await.token() > before);
+    let nothing = behind.claim_as(behind.claim_request(1)).await;
+    assert!(nothing.grants.is_empty() && nothing.clock_behind.is_some());
+    assert!(behind.queue().await.clock_behind.is_some());
+
+    d.advance(hours + secs(1)).await;
+    let caught_up = d.other().await;
+    let claimed = caught_up.claim_as(caught_up.claim_request(9)).await;
+    assert_eq!(claimed.clock_behind, None);
+    assert!(claimed.grants[0].id > last, "expired, and granted again");
+    assert_eq!(caught_up.queue().await.clock_behind, None);
 }
 
 /// Tokens grow across the queues and sessions of one issuer.

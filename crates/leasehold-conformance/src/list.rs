@@ -46,7 +46,7 @@ macro_rules! __conformance_cases {
                 a_paused_queue_grants_nothing
                 tokens_grow
                 tokens_follow_the_clock
-                tokens_grow_when_the_clock_is_set_back
+                claims_go_on_when_the_clock_is_set_back
                 tokens_grow_across_sessions
                 names_owner_and_task
                 grants_the_term_cut_by_the_lifetime

@@ -30,7 +30,10 @@ impl FirstClaim {
 
 impl State {
     pub(super) fn claim(&mut self, request: &ClaimRequest, now: Timestamp) -> Claimed {
-        let mut claimed = Claimed::default();
+        let mut claimed = Claimed {
+            clock_behind: self.issuer.clock_behind(now),
+            ..Claimed::default()
+        };
         let mut left = request.max;
         let mut suspect = request.admit_suspect;
         let mut bytes = 0;
@@ -65,6 +68,7 @@ impl State {
     ) -> Claimed {
         let mut claimed = Claimed {
             expired: first.expired,
+            clock_behind: self.issuer.clock_behind(now),
             ..Claimed::default()
         };
         for (id, granted) in first.grants {

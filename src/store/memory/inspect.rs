@@ -23,7 +23,7 @@ impl State {
             Query::Queues => View::Queues(
                 self.names
                     .values()
-                    .map(|&queue| Self::queue_view(&self.queues[queue], now))
+                    .map(|&queue| self.queue_view(&self.queues[queue], now))
                     .collect(),
             ),
             Query::Leases { filter, page } => View::Leases(self.leases(filter, page, now)?),
@@ -50,7 +50,7 @@ impl State {
         })
     }
 
-    fn queue_view(queue: &Queue, now: Timestamp) -> QueueView {
+    fn queue_view(&self, queue: &Queue, now: Timestamp) -> QueueView {
         let first = queue.ready.iter().filter_map(BTreeMap::first_key_value);
         QueueView {
             queue: queue.name.clone(),
@@ -59,6 +59,7 @@ impl State {
             counts: queue.counts(),
             ledger: queue.ledger,
             oldest_ready: first.map(|(_, job)| now.since(job.run_at)).max(),
+            clock_behind: self.issuer.clock_behind(now),
         }
     }
 

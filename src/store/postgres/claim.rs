@@ -45,7 +45,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         let mut left = request.max;
         let mut suspect = request.admit_suspect;
         let mut bytes = 0;
-        let mut ahead = false;
+        let mut ahead = None;
         for wanted in &request.queues {
             if left == 0 {
                 break;
@@ -57,9 +57,12 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             let seen = self.base.seen.load(Ordering::Relaxed);
             let issuer = &mut self.queues[queue].issuer;
             issuer.follow(seen, self.now);
-            let room = usize::try_from(issuer.room(self.now)).unwrap_or(usize::MAX);
+            let issuer = *issuer;
+            claimed.clock_behind = claimed.clock_behind.max(issuer.clock_behind(self.now));
+            let room = issuer.room(self.now, self.base.when_behind);
+            let room = usize::try_from(room).unwrap_or(usize::MAX);
             if room == 0 && self.has_work(queue).await? {
-                ahead = true;
+                ahead = ahead.max(Some(issuer.ahead(self.now)));
                 continue;
             }
             let expired = self.expire_overdue(queue, limits::STEP_JOBS).await?;
@@ -73,8 +76,8 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
                 .await?;
             self.hints(queue, &mut claimed).await?;
         }
-        if ahead && claimed.grants.is_empty() {
-            return Err(Fault::Refused(tokens_ahead()));
+        if let Some(ahead) = ahead.filter(|_| claimed.grants.is_empty()) {
+            return Err(Fault::Refused(tokens_ahead(ahead)));
         }
         let answer = written_claim(&claimed)?;
         self.remember(request.request, Verb::Claim, answer);
@@ -145,6 +148,8 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             });
         }
         for queue in queues {
+            let behind = self.queues[queue].issuer.clock_behind(self.now);
+            claimed.clock_behind = claimed.clock_behind.max(behind);
             self.hints(queue, &mut claimed).await?;
         }
         Ok(claimed)

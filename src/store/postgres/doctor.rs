@@ -6,10 +6,12 @@ use tokio_postgres::{Client, Row};
 
 use super::fault::explain;
 use super::migrate::{VERSION, is_current};
+use super::tally::Count;
 use super::tx::{Arg, args};
 use super::{CONNECT_LIMIT, PostgresOptions, at, dial, url};
-use crate::clock::{Clock as _, SystemClock, monotonic};
+use crate::clock::{Clock as _, SystemClock, Timestamp, monotonic};
 use crate::error::{Error, ErrorKind, Result, Verb};
+use crate::rules::issue::Issuer;
 use crate::store::health::Finding;
 
 /// The oldest version whose statements can do what ours do.
@@ -59,7 +61,7 @@ struct Patient {
 
 impl Patient {
     async fn examine(&self) -> Vec<Finding> {
-        vec![
+        let mut findings = vec![
             self.version().await,
             self.schema().await,
             self.durability().await,
@@ -70,7 +72,17 @@ impl Patient {
             self.encryption().await,
             self.connections().await,
             self.rights().await,
-        ]
+        ];
+        if self.has_tables().await {
+            findings.extend([self.tokens().await, self.ledger().await]);
+        }
+        findings
+    }
+
+    async fn has_tables(&self) -> bool {
+        let schema = &self.options.schema;
+        let sql = "SELECT 1 FROM pg_tables WHERE schemaname = $1 AND tablename = 'tallies'";
+        self.one(sql, args![schema => TEXT]).await.is_some()
     }
 
     /// Asks unnamed, as the store does: a pooler may be between.
@@ -245,6 +257,41 @@ impl Patient {
             return Finding::risk(CHECK, found, advice);
         }
         Finding::fine(CHECK, found)
+    }
+
+    async fn tokens(&self) -> Finding {
+        const CHECK: &str = "tokens";
+        let sql = format!(
+            "SELECT q.last, q.floor, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+             FROM {}.queues q ORDER BY greatest(q.last, q.floor) DESC LIMIT 1",
+            self.options.schema
+        );
+        let Ok(rows) = self.db.query_typed(&sql, &[]).await else {
+            return Finding::unseen(CHECK, "SELECT of the table queues");
+        };
+        let number = |row: &Row, at: usize| row.get::<_, i64>(at) as u64;
+        let behind = rows.first().and_then(|row| {
+            let (last, floor) = (number(row, 0), number(row, 1));
+            Issuer { last, floor }.clock_behind(Timestamp::from_micros(number(row, 2)))
+        });
+        Finding::tokens(behind)
+    }
+
+    async fn ledger(&self) -> Finding {
+        // One statement, so that nobody grants in between.
+        let sql = format!(
+            "SELECT (SELECT coalesce(sum(tally[{live}]), 0)::bigint FROM {schema}.tallies),
+                    (SELECT coalesce(sum(live), 0)::bigint FROM {schema}.grants)",
+            live = Count::Live as usize + 1,
+            schema = self.options.schema
+        );
+        match self.one(&sql, &[]).await {
+            Some(row) => {
+                let (counted, leases): (i64, i64) = (row.get(0), row.get(1));
+                Finding::ledger(counted as u64, leases as u64)
+            }
+            None => Finding::unseen("ledger", "SELECT of the tables tallies and grants"),
+        }
     }
 
     async fn encryption(&self) -> Finding {

@@ -16,6 +16,7 @@ use crate::job::{JobId, JobRecord, JobState, QueueName};
 use crate::lease::FencingToken;
 use crate::limits;
 use crate::rules::ends::LeaseFacts;
+use crate::rules::issue::Issuer;
 use crate::store::codec;
 use crate::store::sql::cursor::{after_key, foreign, hex, paged, pair, parked, rows, single};
 use crate::store::sql::view::{lease_view, parked_view, state_code, waiting};
@@ -49,6 +50,10 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             let name: String = row.try_get(1)?;
             let tally: Option<Vec<i64>> = row.try_get(4)?;
             let (counts, ledger) = Tally::read(&tally.unwrap_or_default());
+            let issuer = Issuer {
+                last: row.try_get::<_, i64>(5)? as u64,
+                floor: row.try_get::<_, i64>(6)? as u64,
+            };
             let heads = self.rows("ready_heads", args![id => INT4]).await?;
             let mut oldest: Option<Timestamp> = None;
             for head in heads {
@@ -62,6 +67,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
                 counts,
                 ledger,
                 oldest_ready: oldest.map(|oldest| self.now.since(oldest)),
+                clock_behind: issuer.clock_behind(self.now),
             });
         }
         Ok(views)

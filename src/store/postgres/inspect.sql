@@ -4,7 +4,7 @@
 --      All of an answer is read from one snapshot
 
 -- name: queues
-SELECT q.id, q.name, q.paused, q.relaxed, t.tally FROM leasehold.queues q LEFT JOIN (
+SELECT q.id, q.name, q.paused, q.relaxed, t.tally, q.last, q.floor FROM leasehold.queues q LEFT JOIN (
     SELECT queue, array_agg(total ORDER BY nth) AS tally
     FROM (SELECT queue, nth, sum(n)::bigint AS total
           FROM leasehold.tallies, unnest(tally) WITH ORDINALITY AS one (n, nth) GROUP BY queue, nth) AS sums

@@ -49,6 +49,7 @@ use crate::inspect::{Query, View};
 use crate::job::{Namespace, QueueName};
 use crate::lease::Verdict;
 use crate::limits;
+use crate::rules::issue::WhenBehind;
 
 #[cfg(feature = "doctor")]
 #[allow(missing_debug_implementations, reason = "hidden: for the command")]
@@ -100,6 +101,7 @@ pub struct PostgresOptions {
     migrates: bool,
     trust: Trust,
     clock: Option<Arc<dyn Clock>>,
+    when_behind: WhenBehind,
 }
 
 impl PostgresOptions {
@@ -113,6 +115,7 @@ impl PostgresOptions {
             migrates: true,
             trust: Trust::Anybody,
             clock: None,
+            when_behind: WhenBehind::GoOn,
         }
     }
 
@@ -144,6 +147,14 @@ impl PostgresOptions {
     #[must_use]
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections.max(1);
+        self
+    }
+
+    /// Refuses claims while the clock is behind the tokens given, and so protects against a loss of
+    /// data in that time, too. Unless set, claims go on. In a URL: `clock=strict`.
+    #[must_use]
+    pub fn strict_clock(mut self) -> Self {
+        self.when_behind = WhenBehind::Refuse;
         self
     }
 
@@ -207,6 +218,7 @@ struct Base {
     ear: Ear,
     begin: String,
     clock: Option<Arc<dyn Clock>>,
+    when_behind: WhenBehind,
     /// The highest token that this process was given, of any queue.
     seen: Arc<AtomicU64>,
     /// Which database this is; known once the store is open.
@@ -229,8 +241,8 @@ impl Base {
 }
 
 impl PostgresStore {
-    /// Opens a database by its URL, with the settings `namespace`, `schema` and `connections` of ours
-    /// among those of the server: `postgres://app@db.example/app?namespace=billing`. With
+    /// Opens a database by its URL, with the settings `namespace`, `schema`, `connections` and `clock`
+    /// of ours among those of the server: `postgres://app@db.example/app?namespace=billing`. With
     /// `sslmode=require` it is encrypted or fails, with `sslmode=verify-full` the server must also
     /// prove who it is, by the authorities in `sslrootcert` or else the system's.
     ///
@@ -327,6 +339,7 @@ impl PostgresStore {
                  SET LOCAL idle_in_transaction_session_timeout = '10s'"
             ),
             clock: options.clock.clone(),
+            when_behind: options.when_behind,
             seen,
             whose: OnceLock::new(),
             claims: Luck::default(),

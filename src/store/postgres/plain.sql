@@ -239,7 +239,8 @@ BEGIN
         SELECT FROM leasehold.queues q WHERE q.namespace = of_namespace AND q.name = ANY (names)
            AND leasehold.has_ready(q.id))
     THEN
-        SELECT min(a.at) AS due, min(g.deadline) AS deadline INTO next
+        SELECT min(a.at) AS due, min(g.deadline) AS deadline,
+               max(CASE WHEN q.last > q.floor + 20000 THEN q.last ELSE q.floor END) AS highest INTO next
         FROM leasehold.queues q
         LEFT JOIN LATERAL (SELECT d.at FROM leasehold.aside d WHERE d.queue = q.id AND d.state = 0
                            ORDER BY d.at, d.seq LIMIT 1) AS a ON true
@@ -247,7 +248,8 @@ BEGIN
                            ORDER BY l.deadline, l.id LIMIT 1) AS g ON true
         WHERE q.namespace = of_namespace AND q.name = ANY (names);
         at := leasehold.clock(by_hand);
-        IF (next.due > at) IS NOT FALSE AND (next.deadline > at) IS NOT FALSE THEN
+        IF (next.due > at) IS NOT FALSE AND (next.deadline > at) IS NOT FALSE
+           AND (next.highest > at + 20000) IS NOT TRUE THEN
             PERFORM set_config('synchronous_commit', 'off', true);
             PERFORM leasehold.remember(of_session, of_lane, of_seq, 2::smallint, at, '\x00000000'::bytea);
             nth := 0;
@@ -283,14 +285,14 @@ BEGIN
                                     WHERE g.queue = queues[i] AND g.deadline <= at) THEN
             RETURN;
         END IF;
-        -- As the issuer of src/lease.rs does it.
+        -- As the issuer of src/rules/issue.rs does it. While the clock is behind it, no claim is plain.
         last_ := greatest(issuers[i], seen);
         room := greatest(at, floors[i]) + 20001;
         base := greatest(last_ + 1, floors[i] + 1, at);
         IF base >= room THEN
             base := greatest(issuers[i] + 1, floors[i] + 1, at);
         END IF;
-        IF base >= room THEN
+        IF base >= room OR floors[i] > at + 20000 THEN
             RETURN;
         END IF;
         CONTINUE WHEN NOT is_open[i];

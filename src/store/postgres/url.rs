@@ -27,6 +27,8 @@ pub(super) fn parsed(url: &str) -> Result<(Config, PostgresOptions)> {
                 let bad = || wrong("connections", "a number from 1 to 1,000");
                 options = options.connections(n.ok_or_else(bad)?);
             }
+            Some(("clock", "strict")) => options = options.strict_clock(),
+            Some(("clock", _)) => return Err(wrong("clock", "strict")),
             Some(("sslmode", name)) => mode = Some(name),
             Some(("sslrootcert", file)) => root = Some(file),
             Some((name, _)) if FOREIGN.contains(&name) => {
@@ -96,6 +98,7 @@ fn wrong(setting: &str, allowed: &str) -> Error {
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
+    use crate::rules::issue::WhenBehind;
 
     fn of(query: &str) -> Result<(Config, PostgresOptions)> {
         parsed(&format!("postgres://ann:hunter2@db.example/app?{query}"))
@@ -111,6 +114,18 @@ mod tests {
         assert_eq!(
             config.get_connect_timeout(),
             Some(&std::time::Duration::from_secs(3))
+        );
+    }
+
+    #[test]
+    fn a_clock_is_strict_or_not_mentioned() {
+        let of = |query| of(query).map(|(_, options)| options.when_behind);
+        assert_eq!(of("").unwrap(), WhenBehind::GoOn);
+        assert_eq!(of("clock=strict").unwrap(), WhenBehind::Refuse);
+        let error = of("clock=lax").unwrap_err().to_string();
+        assert!(
+            error.contains("clock") && error.contains("strict"),
+            "{error}"
         );
     }
 

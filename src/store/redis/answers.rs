@@ -13,7 +13,7 @@ use super::renew::read_renewals;
 use super::wire::In;
 use crate::clock::Timestamp;
 use crate::error::Result;
-use crate::inspect::{Counts, Ledger, QueueView};
+use crate::inspect::QueueView;
 use crate::job::{JobId, Namespace, QueueName};
 use crate::lease::{FencingToken, Nonce};
 use crate::limits;
@@ -103,12 +103,5 @@ fn beat() -> Beat {
 }
 
 fn view() -> QueueView {
-    QueueView {
-        queue: QueueName::default(),
-        paused: false,
-        relaxed: false,
-        counts: Counts::default(),
-        ledger: Ledger::default(),
-        oldest_ready: None,
-    }
+    QueueView::new(QueueName::default())
 }

@@ -2,9 +2,10 @@
 -- in   1 request, whose step is not the first once what was due has been done · 2 wishes
 --      3 owner · 4 task
 -- out  [u8 status], CROWDED if the claim has to be prepared by steps of reap; then: leases, bytes and
---      suspects given at first, the next due and the next deadline, grants, reports of expiries
+--      suspects given at first, the next due and the next deadline, how far the clock is behind,
+--      grants, reports of expiries. AHEAD: how far the last token is ahead of the clock
 -- why  one deadline for all leases of a claim
-local max, admit, most, term, lifetime, term_raw, seen, nonce = read('<I2I1I4I8I8c12I8c16', ARGV[2])
+local max, admit, strict, most, term, lifetime, term_raw, seen, nonce = read('<I2I1I1I4I8I8c12I8c16', ARGV[2])
 open_meta()
 
 local function answer(status, body)
@@ -18,6 +19,11 @@ local function next_in(set)
 end
 local function told(at) return at and '\1' .. p8(math.max(at - now, 0)) or '\0' .. p8(0) end
 local function hints() return told(M[N_SCHEDULED] > 0 and next_in(DUE) or nil) .. told(next_in(ENDS)) end
+
+-- As clock_behind() and ahead() of src/rules/issue.rs.
+local ahead = math.max(M[LAST], M[FLOOR]) - now
+local is_behind = (M[LAST] > M[FLOOR] + LEAD and M[LAST] or M[FLOOR]) > now + LEAD
+local behind = told(is_behind and now + ahead or nil)
 
 local status, first = recall(ARGV[1])
 -- No answer to a session that is over may look like a sign of its life.
@@ -43,7 +49,7 @@ local function repeated()
         .. pack('<I2', #map) .. concat(map) .. text(concat(recs))
     end
   end
-  return answer(DONE, sub(first, 1, 7) .. hints() .. pack('<I2', #grants_left)
+  return answer(DONE, sub(first, 1, 7) .. hints() .. behind .. pack('<I2', #grants_left)
     .. concat(grants_left) .. sub(first, at))
 end
 if first then return repeated() end
@@ -53,10 +59,11 @@ if first then return repeated() end
 local base = math.max(M[LAST] + 1, M[FLOOR] + 1, now)
 local limit = math.max(now, M[FLOOR]) + LEAD
 if seen + 1 > base and seen + 1 <= limit then base = seen + 1 end
+if is_behind and strict == 0 then limit = base + LEAD - 1 end
 if base > limit and M[PAUSED] == 0 then
   local due, overdue = next_in(DUE), next_in(ENDS)
   if M[N_READY] > M[N_PARKED] or (due and due <= now) or (overdue and overdue <= now) then
-    return answer(AHEAD)
+    return answer(AHEAD, p8(ahead))
   end
 end
 max = math.min(max, math.max(limit - base + 1, 0))
@@ -169,4 +176,4 @@ end
 
 local tail, sums = pack('<I4', #reports) .. concat(reports), pack('<I2I4I1', #recs, weight, suspects)
 remember(sums .. pack('<I2', #kept) .. concat(kept) .. tail)
-return answer(DONE, sums .. told(due) .. told(overdue) .. pack('<I2', #given) .. concat(given) .. tail)
+return answer(DONE, sums .. told(due) .. told(overdue) .. behind .. pack('<I2', #given) .. concat(given) .. tail)

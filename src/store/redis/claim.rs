@@ -14,7 +14,7 @@ use super::{AHEAD, CROWDED, RedisStore, refusal};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::lease::{FencingToken, Grant, Lease, Nonce};
 use crate::limits;
-use crate::rules::issue::tokens_ahead;
+use crate::rules::issue::{WhenBehind, tokens_ahead};
 use crate::store::codec::Kinds;
 use crate::store::{ClaimQueue, ClaimRequest, Claimed, Expiry};
 
@@ -42,7 +42,7 @@ impl RedisStore {
         let plan = self.claim_plan(&request).await?;
         let mut claimed = Claimed::default();
         let mut left = Left::of(&request);
-        let (mut refused, mut in_steps) = (false, false);
+        let (mut refused, mut in_steps) = (None, false);
         let mut visited = HashSet::new();
         for (partition, wanted) in plan.iter() {
             if left.leases == 0 {
@@ -72,7 +72,7 @@ impl RedisStore {
                     status = body.u8()?;
                 }
                 match status {
-                    AHEAD => refused = true,
+                    AHEAD => refused = refused.max(Some(body.micros()?)),
                     status => {
                         refusal(status)?;
                         take_in(&mut body, partition, &request, &mut left, &mut claimed)?;
@@ -93,12 +93,12 @@ impl RedisStore {
                 visited => visited?,
             }
         }
-        if refused && claimed.grants.is_empty() {
+        if let Some(ahead) = refused.filter(|_| claimed.grants.is_empty()) {
             // A partition remembers steps that were taken: a repeat goes on behind them.
             if !in_steps {
                 self.shared.sessions.withdraw(request.request);
             }
-            return Err(tokens_ahead());
+            return Err(tokens_ahead(ahead));
         }
         if plan.is_empty() {
             self.nowhere(request.request).await?;
@@ -150,7 +150,9 @@ impl RedisStore {
 
     fn wishes(&self, wanted: &ClaimQueue, request: &ClaimRequest, left: &Left) -> Out {
         let mut wishes = Out::default();
+        let strict = self.shared.options.when_behind == WhenBehind::Refuse;
         wishes.u16(left.leases).u8(left.suspect.into());
+        wishes.u8(strict.into());
         wishes.u32(left.bytes).micros(wanted.term);
         wishes.micros(wanted.max_lifetime).raw(&exact(wanted.term));
         wishes.u64(self.shared.seen.load(Ordering::Relaxed));
@@ -228,6 +230,7 @@ pub(super) fn take_in(
     left.bytes = left.bytes.saturating_sub(body.u32()?);
     left.suspect &= body.u8()? == 0;
     hints(body, claimed)?;
+    claimed.clock_behind = claimed.clock_behind.max(body.maybe_micros()?);
     let mut kinds = Kinds::default();
     for _ in 0..body.u16()? {
         let grant = read_grant(body, partition, request.nonce, &mut kinds)?;

@@ -8,13 +8,16 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, FromRedisValue, Value};
 
+use super::RedisStore;
 use super::acl::COMMANDS;
 use super::dial::{Dialer, Wire};
 use super::url::{Address, Host, Servers};
 use crate::clock::{Clock as _, SystemClock, monotonic};
 use crate::error::{Result, Verb};
+use crate::inspect::QueueView;
 use crate::job::Namespace;
 use crate::store::health::Finding;
+use crate::store::open::redis_options;
 
 /// The oldest version whose scripts can do what ours do.
 const OLDEST: (u32, u32) = (7, 0);
@@ -61,17 +64,10 @@ fn sample(name: &str, namespace: &Namespace) -> String {
 /// # Errors
 /// `InvalidInput`, `Unavailable`, `Denied`: it could not get in.
 pub async fn examine(url: &str) -> Result<Vec<Finding>> {
-    let address = Address::parse(url)?;
-    let namespace = address
-        .settings
-        .iter()
-        .find(|(name, _)| name == "namespace");
-    let namespace = namespace.map_or_else(
-        || Ok(Namespace::default()),
-        |(_, name)| Namespace::new(name),
-    )?;
-    let dialer = Dialer::new(address)?;
-    match dialer.dial().await.map_err(super::at(Verb::Open))? {
+    let options = redis_options(url)?;
+    let namespace = options.namespace.clone();
+    let dialer = Dialer::new(Address::parse(options.url())?)?;
+    let mut findings = match dialer.dial().await.map_err(super::at(Verb::Open))? {
         Wire::One(connection) => {
             let mut patient = Patient {
                 connection,
@@ -79,9 +75,43 @@ pub async fn examine(url: &str) -> Result<Vec<Finding>> {
             };
             let mut findings = patient.examine().await;
             findings.extend(patient.cluster(&dialer.address().servers).await);
-            Ok(findings)
+            findings
         }
-        Wire::Cluster(_) => examine_cluster(&dialer, &namespace).await,
+        Wire::Cluster(_) => examine_cluster(&dialer, &namespace).await?,
+    };
+    findings.extend(RedisStore::open(options)?.books().await);
+    Ok(findings)
+}
+
+impl RedisStore {
+    /// What the tokens say of the clock, and the ledger of the leases.
+    async fn books(&self) -> [Finding; 2] {
+        let unseen = |check| Finding::unseen(check, "the rights of the store");
+        let behind =
+            |views: Vec<QueueView>| views.iter().filter_map(|view| view.clock_behind).max();
+        [
+            self.queue_views()
+                .await
+                .map_or_else(|_| unseen("tokens"), |views| Finding::tokens(behind(views))),
+            self.live().await.map_or_else(
+                |_| unseen("ledger"),
+                |(counted, leases)| Finding::ledger(counted, leases),
+            ),
+        ]
+    }
+
+    /// Live leases, by the ledger and by the grants. Each partition is asked in one step, so that
+    /// nobody grants in between.
+    async fn live(&self) -> Result<(u64, u64)> {
+        let (mut counted, mut leases) = (0, 0);
+        for partition in self.all_partitions().await? {
+            let (_, mut body) = self.ask(&partition, "live", "", 0, ["", ""]).await?;
+            if !body.is_empty() {
+                counted += body.u64()?;
+                leases += body.u64()?;
+            }
+        }
+        Ok((counted, leases))
     }
 }
 

@@ -60,6 +60,12 @@ function ask.queue()
   end
   return reply(DONE, pack(FIELDS, unpack(M, 1, COUNTERS)) .. (oldest and '\1' or '\0') .. p8(oldest or 0))
 end
+-- How many leases live, by the ledger and by the grants.
+function ask.live()
+  local leases = 0
+  by_deadline('-inf', '+inf', function(_, _, live) leases = leases + live end)
+  return reply(DONE, p8(M[LIVE]) .. p8(leases))
+end
 function ask.hints()
   local due = call('ZRANGE', DUE, 0, 0, 'WITHSCORES')[2]
   local till = call('ZRANGE', ENDS, 0, 0, 'WITHSCORES')[2]

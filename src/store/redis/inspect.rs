@@ -11,12 +11,13 @@ use super::wire::{In, garbled};
 use crate::clock::Timestamp;
 use crate::error::{Error, Result};
 use crate::inspect::{
-    AuditView, Counts, JobView, LeaseFilter, LeaseView, Ledger, Page, Paged, ParkedView, Query,
-    QueueView, View,
+    AuditView, JobView, LeaseFilter, LeaseView, Ledger, Page, Paged, ParkedView, Query, QueueView,
+    View,
 };
 use crate::job::{JobState, Key, QueueName};
 use crate::lease::FencingToken;
 use crate::limits;
+use crate::rules::issue::Issuer;
 use crate::store::bounded;
 use crate::store::codec::{self, Kinds};
 
@@ -50,7 +51,7 @@ impl RedisStore {
         })
     }
 
-    async fn ask(
+    pub(super) async fn ask(
         &self,
         partition: &Partition,
         question: &str,
@@ -65,17 +66,10 @@ impl RedisStore {
         Ok((reply.now, reply.body))
     }
 
-    async fn queue_views(&self) -> Result<Vec<QueueView>> {
+    pub(super) async fn queue_views(&self) -> Result<Vec<QueueView>> {
         let mut views = Vec::new();
         for queue in self.all_queues().await? {
-            let mut view = QueueView {
-                queue: queue.name.clone(),
-                paused: false,
-                relaxed: false,
-                counts: Counts::default(),
-                ledger: Ledger::default(),
-                oldest_ready: None,
-            };
+            let mut view = QueueView::new(queue.name.clone());
             let mut is_there = false;
             for partition in queue.all(0) {
                 let (now, mut body) = self.ask(&partition, "queue", "", 0, ["", ""]).await?;
@@ -307,7 +301,7 @@ pub(super) fn add_partition(view: &mut QueueView, body: &mut In, now: Timestamp)
     for field in &mut fields {
         *field = body.u64()?;
     }
-    let [_, paused, relaxed, _, _, _, counts @ ..] = &fields;
+    let [_, paused, relaxed, _, last, floor, counts @ ..] = &fields;
     view.paused |= *paused == 1;
     view.relaxed |= *relaxed == 1;
     let [
@@ -356,6 +350,11 @@ pub(super) fn add_partition(view: &mut QueueView, body: &mut In, now: Timestamp)
     if is_ready {
         view.oldest_ready = view.oldest_ready.max(Some(oldest));
     }
+    let issuer = Issuer {
+        last: *last,
+        floor: *floor,
+    };
+    view.clock_behind = view.clock_behind.max(issuer.clock_behind(now));
     Ok(())
 }
 

@@ -61,7 +61,7 @@ fn expiries(out: &mut Out) {
 fn claimed() -> Vec<u8> {
     let mut out = Out::default();
     out.u16(4).u32(120).u8(0);
-    out.u8(1).u64(5).u8(1).u64(7);
+    out.u8(1).u64(5).u8(1).u64(7).u8(1).u64(9);
     out.u16(2);
     for map in [vec![], vec![0, 2, 3, 5]] {
         out.raw(&1_000_u64.to_be_bytes()).u64(60_500_000).u64(9);
@@ -181,6 +181,7 @@ fn whole_answers_are_read() {
     assert_eq!(tokens(1), [1_000, 1_002, 1_003, 1_005]);
     assert_eq!(read.grants[0].term, TERM);
     assert_eq!(read.expired.len(), 1);
+    assert_eq!(read.clock_behind, Some(Duration::from_micros(9)));
 }
 
 #[test]
@@ -198,7 +199,7 @@ fn no_part_of_an_answer_passes_for_it() {
 }
 
 /// Where the first grant of [`claimed`] begins.
-const GRANT: usize = 7 + 18 + 2;
+const GRANT: usize = 7 + 27 + 2;
 
 fn refused(at: usize, bytes: &[u8]) {
     let mut answer = claimed();

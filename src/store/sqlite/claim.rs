@@ -15,7 +15,7 @@ use crate::clock::Timestamp;
 use crate::error::Verb;
 use crate::lease::{Grant, Lease};
 use crate::limits;
-use crate::rules::issue::tokens_ahead;
+use crate::rules::issue::{WhenBehind, tokens_ahead};
 use crate::rules::order::{GrantSpan, TIERS, earliest, is_suspects};
 use crate::store::sql::answer::{read_claim, written_claim};
 use crate::store::sql::grant::{Selection, nanos};
@@ -40,19 +40,33 @@ statements! {
 }
 
 impl Tx<'_> {
-    pub(super) fn claim(&mut self, request: &ClaimRequest, now: Timestamp) -> Done<Claimed> {
+    pub(super) fn claim(
+        &mut self,
+        request: &ClaimRequest,
+        when_behind: WhenBehind,
+        now: Timestamp,
+    ) -> Done<Claimed> {
         match self.recall(request.request, Verb::Claim, now)? {
             Some(first) => self.claim_again(&first, request, now),
-            None => self.claim_once(request, now),
+            None => self.claim_once(request, when_behind, now),
         }
     }
 
-    fn claim_once(&mut self, request: &ClaimRequest, now: Timestamp) -> Done<Claimed> {
-        let room = usize::try_from(self.issuer()?.room(now)).unwrap_or(usize::MAX);
+    fn claim_once(
+        &mut self,
+        request: &ClaimRequest,
+        when_behind: WhenBehind,
+        now: Timestamp,
+    ) -> Done<Claimed> {
+        let issuer = self.issuer()?;
+        let room = usize::try_from(issuer.room(now, when_behind)).unwrap_or(usize::MAX);
         if room == 0 && self.has_work_for(request, now)? {
-            return Err(Fault::Refused(tokens_ahead()));
+            return Err(Fault::Refused(tokens_ahead(issuer.ahead(now))));
         }
-        let mut claimed = Claimed::default();
+        let mut claimed = Claimed {
+            clock_behind: issuer.clock_behind(now),
+            ..Claimed::default()
+        };
         let mut left = request.max.min(room);
         let mut suspect = request.admit_suspect;
         let mut bytes = 0;
@@ -145,6 +159,7 @@ impl Tx<'_> {
         let (grants, expired) = read_claim(first)?;
         let mut claimed = Claimed {
             expired,
+            clock_behind: self.issuer()?.clock_behind(now),
             ..Claimed::default()
         };
         for (id, granted) in grants {

@@ -7,7 +7,9 @@ use rusqlite::{Connection, OpenFlags};
 use super::fault::explain;
 use super::migrate::{VERSION, beside};
 use super::writer::LOG_BYTES;
+use crate::clock::{Clock as _, SystemClock, Timestamp};
 use crate::error::{Error, ErrorKind, Result, Verb};
+use crate::rules::issue::Issuer;
 use crate::store::health::Finding;
 
 /// With less room than this a busy queue can fill the disk within minutes.
@@ -51,7 +53,24 @@ pub fn examine(path: &Path, full: bool) -> Result<Vec<Finding>> {
         wal(path),
     ];
     findings.extend(system::room(path));
+    if version == VERSION {
+        findings.extend(books(&db, SystemClock.now()).map_err(at)?);
+    }
     Ok(findings)
+}
+
+/// What the tokens say of the clock, and the ledger of the leases.
+fn books(db: &Connection, now: Timestamp) -> rusqlite::Result<[Finding; 2]> {
+    // One statement, so that nobody grants in between.
+    let sql = "SELECT last, floor, (SELECT coalesce(sum(live), 0) FROM leasehold_queues),
+                      (SELECT coalesce(sum(live), 0) FROM leasehold_grants)
+               FROM leasehold_meta";
+    let [last, floor, counted, leases] = db.query_row(sql, [], |row| {
+        let number = |at: usize| row.get::<_, i64>(at).map(|n| n as u64);
+        Ok([number(0)?, number(1)?, number(2)?, number(3)?])
+    })?;
+    let behind = Issuer { last, floor }.clock_behind(now);
+    Ok([Finding::tokens(behind), Finding::ledger(counted, leases)])
 }
 
 fn schema(version: i64) -> Finding {

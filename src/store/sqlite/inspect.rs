@@ -77,6 +77,7 @@ impl Tx<'_> {
     }
 
     fn queue_views(&mut self, now: Timestamp) -> Done<Vec<QueueView>> {
+        let clock_behind = self.issuer()?.clock_behind(now);
         let mut views = Vec::new();
         for queue in self.all_queues()? {
             let oldest = self.oldest(&queue)?;
@@ -87,6 +88,7 @@ impl Tx<'_> {
                 counts: queue.counts,
                 ledger: queue.ledger,
                 oldest_ready: oldest.map(|oldest| now.since(oldest)),
+                clock_behind,
             });
         }
         Ok(views)

@@ -44,6 +44,7 @@ use crate::inspect::{Query, View};
 use crate::job::{Namespace, QueueName};
 use crate::lease::Verdict;
 use crate::limits;
+use crate::rules::issue::WhenBehind;
 
 /// Declares the statements of a file. No other file can use them, and one that its own does not use
 /// is an error.
@@ -90,6 +91,7 @@ const READERS: usize = 4;
 pub struct SqliteOptions {
     namespace: Namespace,
     clock: Arc<dyn Clock>,
+    when_behind: WhenBehind,
     full: bool,
     inline: bool,
     patience: Duration,
@@ -101,6 +103,7 @@ impl SqliteOptions {
         Self {
             namespace: Namespace::default(),
             clock: Arc::new(SystemClock),
+            when_behind: WhenBehind::GoOn,
             full: true,
             inline: false,
             patience: Duration::from_secs(30),
@@ -118,6 +121,15 @@ impl SqliteOptions {
     #[must_use]
     pub fn clock(mut self, clock: impl Clock) -> Self {
         self.clock = Arc::new(clock);
+        self
+    }
+
+    /// Refuses claims while the clock is behind the tokens given, and so protects against a file
+    /// that is lost and restored in that time, too. Unless set, claims go on. In a URL:
+    /// `clock=strict`.
+    #[must_use]
+    pub fn strict_clock(mut self) -> Self {
+        self.when_behind = WhenBehind::Refuse;
         self
     }
 
@@ -219,6 +231,7 @@ impl SqliteStore {
             path: path.to_owned(),
             namespace: options.namespace.as_str().to_owned(),
             clock: Arc::clone(&options.clock),
+            when_behind: options.when_behind,
             patience: options.patience,
             commits: Arc::clone(&commits),
             sleepers: sleepers.clone(),

@@ -27,6 +27,7 @@ use crate::clock::{Clock, Timestamp, monotonic};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::job::{NewJob, QueueName};
 use crate::lease::Verdict;
+use crate::rules::issue::WhenBehind;
 use crate::store::codec::Kinds;
 use crate::store::wake::Wakers;
 use crate::store::{
@@ -136,6 +137,7 @@ pub(super) struct Writer {
     pub(super) path: PathBuf,
     pub(super) namespace: String,
     pub(super) clock: Arc<dyn Clock>,
+    pub(super) when_behind: WhenBehind,
     pub(super) patience: Duration,
     pub(super) commits: Arc<AtomicU64>,
     pub(super) sleepers: Sleepers,
@@ -352,7 +354,7 @@ impl Writer {
                 tx.remember_vain(*last)?;
             }
             // The time is asked under the write lock, so that its order is the order of the steps.
-            match apply(&mut tx, work, self.clock.now()) {
+            match apply(&mut tx, work, self.when_behind, self.clock.now()) {
                 Ok(reply) => answers.push(Ok(reply)),
                 Err(Fault::Refused(error)) => answers.push(Err(error)),
                 Err(broken) => return Err(broken),
@@ -434,11 +436,11 @@ pub(super) fn wake_sleepers(wakers: &Wakers, sleepers: &Sleepers, wakeups: Vec<W
     }
 }
 
-fn apply(tx: &mut Tx<'_>, work: &Work, now: Timestamp) -> Done<Reply> {
+fn apply(tx: &mut Tx<'_>, work: &Work, when_behind: WhenBehind, now: Timestamp) -> Done<Reply> {
     Ok(match work {
         Work::OpenSession => Reply::Opened(tx.open_session(now)?),
         Work::Enqueue(request) => Reply::Enqueued(tx.enqueue(request, now)?),
-        Work::Claim(request) => Reply::Claimed(tx.claim(request, now)?),
+        Work::Claim(request) => Reply::Claimed(tx.claim(request, when_behind, now)?),
         Work::Renew(beats) => {
             let renewals = beats.iter().map(|beat| tx.renew(beat, now));
             Reply::Renewed(renewals.collect::<Done<_>>()?)

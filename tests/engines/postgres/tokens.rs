@@ -122,7 +122,9 @@ async fn from_claim_to_claim() {
 #[ignore = "needs postgresql: ./tests/run"]
 async fn a_queue_that_is_ahead_stops_no_other() {
     let clock = ManualClock::default();
-    let mut caller = Caller::new(shared().store(clock.clone()).await).await;
+    let options = Server::options().clock(clock.clone()).strict_clock();
+    let store = PostgresStore::with(shared().config(), options).await;
+    let mut caller = Caller::new(store.unwrap()).await;
     let name = |name: &str| QueueName::new(name).unwrap();
     for queue in ["ahead", "ahead", "other", "other"] {
         let mut new = job();

@@ -234,7 +234,7 @@ async fn a_claim_in_steps_that_finds_no_token_can_be_repeated() {
         clock: clock.clone(),
         state: Arc::clone(&state),
     };
-    let options = options(&server, "a").clock(wobbly);
+    let options = options(&server, "a").clock(wobbly).strict_clock();
     let store = RedisStore::open(options).unwrap();
     let d = Driver::new(Arc::new(ManualFixture::new(store, clock))).await;
     d.enqueue_many(102).await;
@@ -541,7 +541,7 @@ async fn a_queue_that_is_ahead_stops_no_other() {
     // Far, and just so that not one token fits.
     let (far, just) = (Duration::from_secs(300), Duration::from_millis(20));
     for (name, behind) in [("a", far), ("b", just)] {
-        let d = driver(options(&server, name)).await;
+        let d = driver(options(&server, name).strict_clock()).await;
         let of = |name: &str| job().queue(name).unwrap();
         let claim = async |max: usize, names: &[&str]| {
             let mut request = d.claim_request(max);
@@ -578,7 +578,7 @@ async fn a_queue_that_is_ahead_stops_no_other() {
 #[ignore = "needs redis-server: ./tests/run"]
 async fn a_claim_that_finds_no_token_leaves_its_lane_as_it_was() {
     let server = Standalone::start(&[]);
-    let d = driver(options(&server, "a")).await;
+    let d = driver(options(&server, "a").strict_clock()).await;
     // A new issuer starts above the clock of that time.
     d.settled(&d.held(job()).await, complete()).await;
     d.enqueue_many(2).await;

@@ -7,6 +7,7 @@
 
 mod alerts;
 mod dashboard;
+mod doctor_books;
 mod doctor_postgres;
 mod doctor_redis;
 mod operate;

@@ -173,3 +173,27 @@ pub(super) async fn show(asked: &Asked) -> std::result::Result<Shown, Trouble> {
     }
     Ok(Shown::new("Dead letters", Html::new(), live))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use leasehold::FencingToken;
+    use leasehold::job::{JobRecord, Kind, NewJob};
+    use leasehold::lease::{Cause, EndedLease, LeaseEnd};
+    use std::sync::Arc;
+
+    #[test]
+    fn a_death_by_expiry_has_its_reason() {
+        let kind = Kind::new("image.crash").expect("a good name");
+        let new = NewJob::raw(QueueName::default(), kind, "{}");
+        let mut job = JobRecord::new(JobId::generate(), new, Timestamp::ZERO);
+        let (token, at) = (FencingToken::new(1), Timestamp::ZERO);
+        for end in [LeaseEnd::Retried, LeaseEnd::Expired(Cause::Stalled)] {
+            let mut ended = EndedLease::new(token, "w".into(), "t".into(), at, at, end);
+            ended.reason = (end == LeaseEnd::Retried).then(|| "smtp: 421".into());
+            job.history.push(ended);
+        }
+        let view = JobView::new(QueueName::default(), JobState::Dead, Arc::new(job));
+        assert_eq!(fingerprint(&view), Cause::Stalled.why());
+    }
+}

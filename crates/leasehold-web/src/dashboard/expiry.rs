@@ -106,7 +106,7 @@ async fn study(app: &App) -> Result<Study> {
             {
                 // Those that are leased have been counted above.
                 if state != JobState::Leased {
-                    study.attempt(view.job.attempt());
+                    study.attempt(view.attempt());
                 }
                 if let Some(term) = view.job.options.term {
                     let holds = study.holds.entry(view.queue.clone()).or_default();

@@ -97,7 +97,7 @@ fn words(view: &JobView) -> Html {
     let now = now();
     let mut html = html!(
         "Attempt {}: {}, {}. Stored {}. ",
-        job.attempt(),
+        view.attempt(),
         count(job.failures.into(), "failure"),
         match job.expiries {
             1 => "1 expiry".to_owned(),
@@ -180,7 +180,7 @@ fn leases(view: &JobView) -> Html {
             ago(ended.ended_at, now()),
             class,
             words,
-            clip(ended.reason.as_deref().unwrap_or_default(), 400),
+            clip(ended.why().unwrap_or_default(), 400),
             ended.owner,
             ended.task
         );

@@ -5,6 +5,7 @@ use super::page::{Asked, Shown, Trouble, given, parsed};
 use super::words::{ago, clip, grouped, now};
 use leasehold::inspect::{self, JobView, Page};
 use leasehold::job::{JobState, QueueName};
+use leasehold::lease::EndedLease;
 
 const ROWS: usize = 50;
 
@@ -94,7 +95,7 @@ fn row(asked: &Asked, view: &JobView) -> Html {
         r#"</td><td data-label="{}">{}</td><td class="num" data-label="Attempt">{}</td><td class="num" data-label="Failures">{}</td><td class="num" data-label="Expiries">{}</td><td class="num" data-label="Priority">{}</td><td class="why wide" data-label="Last words">{}</td></tr>"#,
         when_label(view.state),
         ago(when, now()),
-        job.attempt(),
+        view.attempt(),
         job.failures,
         job.expiries,
         job.options.priority,
@@ -103,11 +104,7 @@ fn row(asked: &Asked, view: &JobView) -> Html {
     html
 }
 
-/// What the last ended lease with a reason left.
+/// Why the last lease ended that did not end well.
 pub(super) fn last_words(view: &JobView) -> Option<&str> {
-    view.job
-        .history
-        .iter()
-        .rev()
-        .find_map(|ended| ended.reason.as_deref())
+    view.job.history.iter().rev().find_map(EndedLease::why)
 }

@@ -8,7 +8,7 @@ use super::leases::{LeaseHealth, countdown};
 use super::page::{Asked, Shown, Trouble};
 use super::watch::{HISTORY, Snapshot};
 use super::words::{count, grouped, percent, rate, short};
-use leasehold::inspect::{self, LeaseFilter, Ledger, Page};
+use leasehold::inspect::{self, LeaseFilter, Ledger, Page, QueueView};
 
 const COLUMNS: usize = 60;
 const WINDOWS: [(&str, &str, u64); 3] = [
@@ -25,7 +25,7 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
         Page::first(6),
     )
     .await?;
-    let mut live = Html::new();
+    let mut live = clock_banner(&seen.queues);
     put!(live, "{}", hero(asked, &seen.ledger));
     put!(live, "{}", tiles(asked, &seen));
     put!(live, "{}", charts(asked));
@@ -59,6 +59,17 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
     }
     put!(live, "</section>{}</div>", ledger(&seen.ledger));
     Ok(Shown::new("Overview", Html::new(), live))
+}
+
+/// Said for as long as the store's clock is behind the tokens that it has given.
+fn clock_banner(queues: &[QueueView]) -> Html {
+    match queues.iter().filter_map(|view| view.clock_behind).max() {
+        None => Html::new(),
+        Some(behind) => html!(
+            r#"<p class="trouble" role="alert">The store's clock is {} behind the tokens that it has given: it was set back. Claims go on, unless the store's clock is strict. Until it has caught up, lose no data of the store and restore no backup.</p>"#,
+            short(behind)
+        ),
+    }
 }
 
 /// A number that a program can read as well.
@@ -361,4 +372,22 @@ fn ledger(ledger: &Ledger) -> Html {
     }
     put!(html, "</section>");
     html
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use leasehold::job::QueueName;
+
+    #[test]
+    fn a_clock_that_is_behind_is_told_for_as_long() {
+        let mut queues = vec![QueueView::new(QueueName::default()); 2];
+        assert!(clock_banner(&queues).into_string().is_empty());
+        queues[1].clock_behind = Some(Duration::from_secs(7_200));
+        let banner = clock_banner(&queues).into_string();
+        assert!(
+            banner.contains("clock is 2.0 h behind") && banner.contains("alert"),
+            "{banner}"
+        );
+    }
 }

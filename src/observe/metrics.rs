@@ -14,6 +14,7 @@ use ::metrics::{Counter, Gauge, Histogram, Unit};
 
 use crate::error::{Result, Verb};
 use crate::fence::{self, Op};
+use crate::handler::DeclineCause;
 use crate::inspect::{self, QueueView};
 use crate::job::{JobState, Kind, QueueName};
 use crate::lease::Cause;
@@ -31,6 +32,9 @@ pub const LEASES_RELEASED: &str = "leasehold_leases_released_total";
 /// Expiries recorded by this process, whoever held the lease. Labels: queue, kind, cause =
 /// deadline, stalled, lifetime.
 pub const LEASES_EXPIRED: &str = "leasehold_leases_expired_total";
+/// Jobs that this process handed back because it cannot work them. Labels: queue, cause =
+/// `unknown_kind`, `newer_version`, `undecodable_payload`.
+pub const JOBS_DECLINED: &str = "leasehold_jobs_declined_total";
 /// Leases that this process lost while it worked on them. Labels: queue, kind, cause = fenced,
 /// deadline, stalled.
 pub const LEASES_LOST: &str = "leasehold_leases_lost_total";
@@ -120,6 +124,10 @@ pub fn describe() {
         (
             LEASES_EXPIRED,
             "expiries recorded by this process, by cause",
+        ),
+        (
+            JOBS_DECLINED,
+            "jobs that this process cannot work, by cause",
         ),
         (LEASES_LOST, "leases lost while this process worked on them"),
         (LEASE_RENEWALS, "leases in renewal calls, by result"),
@@ -289,10 +297,14 @@ impl KindMeter {
         leases: u64,
     ) {
         match outcome {
-            Outcome::Retry { .. } | Outcome::Surrender { .. } if cancelled => &self.cancelled,
+            Outcome::Retry { .. } | Outcome::Surrender { .. } | Outcome::Decline { .. }
+                if cancelled =>
+            {
+                &self.cancelled
+            }
             Outcome::Complete { .. } => &self.complete,
             Outcome::Retry { .. } => &self.retry,
-            Outcome::Surrender { .. } => &self.surrender,
+            Outcome::Surrender { .. } | Outcome::Decline { .. } => &self.surrender,
             Outcome::Bury { .. } => &self.bury,
         }
         .increment(leases);
@@ -433,6 +445,12 @@ impl PoolMeter {
     pub(crate) fn settled(&self, took: Duration) {
         self.settle.record(took.as_secs_f64());
     }
+}
+
+/// Counts a job that this process declined.
+pub(crate) fn declined(queue: &QueueName, cause: DeclineCause) {
+    ::metrics::counter!(JOBS_DECLINED, "queue" => queue.to_string(), "cause" => cause.as_str())
+        .increment(1);
 }
 
 /// Counts an expiry that this process recorded.

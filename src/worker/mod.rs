@@ -12,6 +12,7 @@
 pub(crate) mod claimer;
 mod config;
 mod deaths;
+pub(crate) mod declines;
 #[doc(hidden)]
 pub mod executor;
 mod handle;

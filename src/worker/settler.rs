@@ -27,7 +27,7 @@ use crate::error::Verb;
 use crate::lease::Verdict;
 use crate::limits;
 use crate::observe::Event;
-use crate::observe::metrics::Release;
+use crate::observe::metrics::{self, Release};
 use crate::store::{Outcome, SettleRequest, Settlement};
 
 /// How long the first settlement waits for others while the slots are busy.
@@ -280,7 +280,8 @@ pub(crate) fn hand_in(
         meter.finished(times.ran);
     }
     let verdict = lease.completed();
-    let decision = if verdict.is_some() {
+    let declines = ended.declines();
+    let mut decision = if verdict.is_some() {
         // It was completed in one step with the handler's effect, whatever the handler did then.
         if !matches!(ended, HandlerEnd::Returned(Ok(()))) {
             let (queue, job) = (&held.grant.queue, lease.job.id);
@@ -294,12 +295,29 @@ pub(crate) fn hand_in(
             job: &lease.job,
             queue: &pool.queues[held.queue],
             token: lease.token,
+            granted_at: held.granted_at(),
             result: lease.result(),
             started: times.waited.is_some(),
             stopped: lease.stopped(),
         };
         decide(&facts, ended, fastrand::f64)
     };
+    if let (Some(cause), Decision::Settle(Outcome::Decline { delay, reason })) =
+        (declines, &mut decision)
+    {
+        let now = monotonic();
+        *delay = pool.declines.paced(*delay, now);
+        let (queue, job, delay) = (&held.grant.queue, &*lease.job, *delay);
+        pool.declines.warn(queue, &job.kind, reason, now);
+        metrics::declined(queue, cause);
+        pool.observers.emit(|| Event::Declined {
+            queue,
+            job,
+            cause,
+            why: reason,
+            delay,
+        });
+    }
     pool.observers.emit(|| Event::Finished {
         queue: &held.grant.queue,
         job: &lease.job,

@@ -14,8 +14,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::pool::Pool;
 use crate::calls::lane::spread;
-use crate::job::{Kind, QueueName};
+use crate::clock::monotonic;
+use crate::handler::DeclineCause;
+use crate::job::{JobRecord, Kind, QueueName};
+use crate::observe::{Event, metrics};
+use crate::store::Outcome;
 
 /// A declined job comes back after a twentieth of the time for which it has been declined. With one
 /// new worker among ten, a try fails nine times out of ten: delays that grew by a ninth or more
@@ -33,8 +38,10 @@ const PACE: Duration = Duration::from_millis(5);
 const LONGEST_LINE: Duration = Duration::from_secs(300);
 
 /// A worker that has declined a job lately comes to what falls due by up to this much later than
-/// others. Those that wake at one moment would always come in one order, and the job could meet the
-/// same worker again and again.
+/// others: workers that wake at one moment tend to come in one order, and a job would meet the same
+/// one again and again. With nine old workers and one new, the mean wait falls from about 1 s to
+/// 0.1 s in memory, 2 s to 0.2 s on SQLite, 0.9 s to 0.2 s on Redis, 1.0 s to 0.6 s on PostgreSQL
+/// (`tests/fault/deploy.rs`).
 const STEP_BACK: Duration = Duration::from_millis(50);
 /// How long ago that may be: longer than any of its jobs is put off for its age.
 const LATELY: Duration = Duration::from_secs(60);
@@ -45,6 +52,29 @@ const WARN_EVERY: Duration = Duration::from_secs(60);
 /// How long a job is put off that has been declined for this long.
 pub(crate) fn put_off(declined_for: Duration) -> Duration {
     (declined_for / SHARE).clamp(SOONEST, LATEST)
+}
+
+/// One more job is declined: paces it, counts it, and tells everybody.
+pub(crate) fn decline(
+    pool: &Pool,
+    (queue, job): (&QueueName, &JobRecord),
+    cause: DeclineCause,
+    outcome: &mut Outcome,
+) {
+    let Outcome::Decline { delay, reason } = outcome else {
+        return;
+    };
+    let now = monotonic();
+    *delay = pool.declines.paced(*delay, now);
+    pool.declines.warn(queue, &job.kind, reason, now);
+    metrics::declined(queue, cause);
+    pool.observers.emit(|| Event::Declined {
+        queue,
+        job,
+        cause,
+        why: reason,
+        delay: *delay,
+    });
 }
 
 /// What a worker remembers of the jobs that it declined.
@@ -68,7 +98,7 @@ struct Warned {
 
 impl Declines {
     /// The delay of one more declined job, at this worker's pace.
-    pub(crate) fn paced(&self, delay: Duration, now: Instant) -> Duration {
+    fn paced(&self, delay: Duration, now: Instant) -> Duration {
         let mut recent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         recent.last = Some(now);
         let line = recent.line_ends.unwrap_or(now);
@@ -87,7 +117,7 @@ impl Declines {
     }
 
     /// Warns of a declined job, or counts it for the next warning of its kind.
-    pub(crate) fn warn(&self, queue: &QueueName, kind: &Kind, why: &str, now: Instant) {
+    fn warn(&self, queue: &QueueName, kind: &Kind, why: &str, now: Instant) {
         let Some(jobs) = self.counted(kind, now) else {
             return;
         };

@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
+use super::declines::decline;
 use super::held::{HeldGrant, HeldLease};
 use super::lost;
 use super::outcome::{Decision, Facts, HandlerEnd, decide};
@@ -27,7 +28,7 @@ use crate::error::Verb;
 use crate::lease::Verdict;
 use crate::limits;
 use crate::observe::Event;
-use crate::observe::metrics::{self, Release};
+use crate::observe::metrics::Release;
 use crate::store::{Outcome, SettleRequest, Settlement};
 
 /// How long the first settlement waits for others while the slots are busy.
@@ -302,21 +303,8 @@ pub(crate) fn hand_in(
         };
         decide(&facts, ended, fastrand::f64)
     };
-    if let (Some(cause), Decision::Settle(Outcome::Decline { delay, reason })) =
-        (declines, &mut decision)
-    {
-        let now = monotonic();
-        *delay = pool.declines.paced(*delay, now);
-        let (queue, job, delay) = (&held.grant.queue, &*lease.job, *delay);
-        pool.declines.warn(queue, &job.kind, reason, now);
-        metrics::declined(queue, cause);
-        pool.observers.emit(|| Event::Declined {
-            queue,
-            job,
-            cause,
-            why: reason,
-            delay,
-        });
+    if let (Some(cause), Decision::Settle(outcome)) = (declines, &mut decision) {
+        decline(pool, (&held.grant.queue, &lease.job), cause, outcome);
     }
     pool.observers.emit(|| Event::Finished {
         queue: &held.grant.queue,

@@ -13,7 +13,7 @@ use async_trait::async_trait;
 use crate::context::Context;
 use crate::fence::Stale;
 use crate::job::{Job, JobRecord};
-use crate::lease::FencingToken;
+use crate::lease::{DeclineCause, FencingToken};
 use crate::state::StateType;
 
 pub use crate::state::{Argument, State};
@@ -193,37 +193,6 @@ pub(crate) enum Wish {
     Behind(FencingToken),
     /// This worker cannot work the job: hand it back for others.
     Decline(DeclineCause),
-}
-
-/// Why a worker cannot work a job, and leaves it to workers of another version.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum DeclineCause {
-    /// It has no handler for the job's kind.
-    UnknownKind,
-    /// The payload's version is above the [`Job::VERSION`] of its handler.
-    NewerVersion,
-    /// The payload cannot be decoded. After a time the job is given up:
-    /// [`Worker::decode_grace`](crate::Worker::decode_grace).
-    UndecodablePayload,
-}
-
-impl DeclineCause {
-    /// All causes.
-    pub const ALL: [Self; 3] = [
-        Self::UnknownKind,
-        Self::NewerVersion,
-        Self::UndecodablePayload,
-    ];
-
-    /// The cause's one spelling.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::UnknownKind => "unknown_kind",
-            Self::NewerVersion => "newer_version",
-            Self::UndecodablePayload => "undecodable_payload",
-        }
-    }
 }
 
 impl Failure {

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use crate::error::{Error, Verb};
-use crate::handler::DeclineCause;
 use crate::job::{JobId, JobRecord, JobState, Kind, NewJob, QueueName};
-use crate::lease::{Cause, FencingToken, Grant};
+use crate::lease::{Cause, DeclineCause, FencingToken, Grant};
 use crate::store::{Controlled, Enqueued, Expiry, Outcome};
 
 /// A job that died, as this process saw it.

@@ -14,10 +14,9 @@ use ::metrics::{Counter, Gauge, Histogram, Unit};
 
 use crate::error::{Result, Verb};
 use crate::fence::{self, Op};
-use crate::handler::DeclineCause;
 use crate::inspect::{self, QueueView};
 use crate::job::{JobState, Kind, QueueName};
-use crate::lease::Cause;
+use crate::lease::{Cause, DeclineCause};
 use crate::store::{Outcome, Store};
 
 /// Jobs stored by this process. Labels: queue, kind.

@@ -17,8 +17,8 @@ use tokio::time::Instant;
 use super::pool::Pool;
 use crate::calls::lane::spread;
 use crate::clock::monotonic;
-use crate::handler::DeclineCause;
 use crate::job::{JobRecord, Kind, QueueName};
+use crate::lease::DeclineCause;
 use crate::observe::{Event, metrics};
 use crate::store::Outcome;
 

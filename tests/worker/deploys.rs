@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use leasehold::clock::{Clock, Timestamp};
 use leasehold::error::Verb;
-use leasehold::handler::DeclineCause;
 use leasehold::inspect::{Page, QueueView};
 use leasehold::job::{JobState, QueueName, UpgradeError};
+use leasehold::lease::DeclineCause;
 use leasehold::observe::Event;
 use leasehold::store::MemoryStore;
 use leasehold::worker::executor::SameRuntime;

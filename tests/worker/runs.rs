@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use leasehold::error::Verb;
-use leasehold::handler::DeclineCause;
 use leasehold::inspect::{LeaseFilter, Page};
 use leasehold::job::{JobOptions, Kind, QueueName};
+use leasehold::lease::DeclineCause;
 use leasehold::observe::Event;
 use leasehold::store::MemoryStore;
 use leasehold::store::{ControlCommand, Select};

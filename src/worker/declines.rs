@@ -177,7 +177,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn many_declines_are_spread_out_and_few_are_not() {
-        let (declines, now) = (Declines::default(), Instant::now());
+        let (declines, now) = (Declines::default(), monotonic());
         let delays: Vec<_> = (0..20_000).map(|_| declines.paced(SOONEST, now)).collect();
         assert_eq!(delays[..20], [SOONEST; 20]);
         assert_eq!(delays[19_999], 19_999 * PACE);
@@ -191,7 +191,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_worker_steps_back_while_it_declines_and_not_before_or_long_after() {
-        let (declines, now) = (Declines::default(), Instant::now());
+        let (declines, now) = (Declines::default(), monotonic());
         let steps_back = |at| (0..100).any(|_| declines.step_back(at) > Duration::ZERO);
         assert!(!steps_back(now));
         declines.paced(SOONEST, now);
@@ -201,7 +201,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_kind_is_warned_of_once_a_minute_with_its_count() {
-        let (declines, start) = (Declines::default(), Instant::now());
+        let (declines, start) = (Declines::default(), monotonic());
         let [new, newer] = ["new", "newer"].map(|name| Kind::new(name).unwrap());
         let at = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(declines.counted(&new, at(0)), Some(1));

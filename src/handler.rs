@@ -12,8 +12,8 @@ use async_trait::async_trait;
 
 use crate::context::Context;
 use crate::fence::Stale;
-use crate::job::Job;
-use crate::lease::FencingToken;
+use crate::job::{Job, JobRecord};
+use crate::lease::{DeclineCause, FencingToken};
 use crate::state::StateType;
 
 pub use crate::state::{Argument, State};
@@ -191,6 +191,8 @@ pub(crate) enum Wish {
     Lost,
     /// A fence refused a holder that is still the current one: hand the job back, with the mark.
     Behind(FencingToken),
+    /// This worker cannot work the job: hand it back for others.
+    Decline(DeclineCause),
 }
 
 impl Failure {
@@ -229,6 +231,11 @@ impl Failure {
             Wish::Behind(mark),
             format!("refused by a fence with the mark {mark}"),
         )
+    }
+
+    /// This worker cannot work the job. Does not count as a failure.
+    pub(crate) fn declined(cause: DeclineCause, reason: impl Into<String>) -> Self {
+        Self::new(Wish::Decline(cause), reason.into())
     }
 
     /// Whether the handler stops because its lease is lost, or because a fence refused it.
@@ -292,13 +299,39 @@ impl<J: Job, H: Handler<J>> Typed<J, H> {
 
 impl<J: Job, H: Handler<J>> AnyHandler for Typed<J, H> {
     fn start(&self, ctx: Context) -> Result<Running<'_>, Failure> {
-        let payload = &ctx.job().payload;
-        let job = serde_json::from_slice(payload).map_err(|e| {
-            Failure::from(format!(
-                "undecodable payload of {} bytes: {e}",
-                payload.len()
-            ))
-        })?;
+        let job = decoded(ctx.job())?;
         Ok(self.handler.handle(job, ctx))
     }
+}
+
+/// Reads a payload of the type's own version, or of an older one.
+fn decoded<J: Job>(job: &JobRecord) -> Result<J, Failure> {
+    let (payload, version) = (&job.payload, job.version);
+    if version > J::VERSION {
+        let reason = format!(
+            "payload version {version}, this worker reads up to {}",
+            J::VERSION
+        );
+        return Err(Failure::declined(DeclineCause::NewerVersion, reason));
+    }
+    let read = if version == J::VERSION {
+        serde_json::from_slice(payload).map_err(|e| e.to_string())
+    } else {
+        upgraded(version, payload)
+    };
+    read.map_err(|why| {
+        let reason = format!("undecodable payload of {} bytes: {why}", payload.len());
+        Failure::declined(DeclineCause::UndecodablePayload, reason)
+    })
+}
+
+/// Reads a payload of an older version, step by step.
+fn upgraded<J: Job>(version: u32, payload: &[u8]) -> Result<J, String> {
+    let mut value = serde_json::from_slice(payload).map_err(|e| e.to_string())?;
+    for from in version..J::VERSION {
+        value = J::upgrade(from, value)
+            .map_err(|e| format!("version {from} does not become {}: {e}", from + 1))?;
+    }
+    let read = serde_json::from_value(value);
+    read.map_err(|e| format!("upgraded from version {version}: {e}"))
 }

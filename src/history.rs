@@ -51,6 +51,37 @@ impl Cause {
     }
 }
 
+/// Why a worker cannot work a job, and leaves it to workers of another version.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum DeclineCause {
+    /// It has no handler for the job's kind.
+    UnknownKind,
+    /// The payload's version is above the [`Job::VERSION`](crate::Job::VERSION) of its handler.
+    NewerVersion,
+    /// The payload cannot be decoded. After a time the job is given up:
+    /// [`Worker::decode_grace`](crate::Worker::decode_grace).
+    UndecodablePayload,
+}
+
+impl DeclineCause {
+    /// All causes.
+    pub const ALL: [Self; 3] = [
+        Self::UnknownKind,
+        Self::NewerVersion,
+        Self::UndecodablePayload,
+    ];
+
+    /// The cause's one spelling.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::UnknownKind => "unknown_kind",
+            Self::NewerVersion => "newer_version",
+            Self::UndecodablePayload => "undecodable_payload",
+        }
+    }
+}
+
 /// How a lease ended. Every lease ends exactly once.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -241,11 +241,33 @@ pub trait Job: Serialize + DeserializeOwned + Send + Sync + 'static {
     /// The queue it goes to unless the caller names another.
     const QUEUE: &'static str = "default";
 
+    /// The version of the payload, from 1. Raise it with a change that workers of the old version
+    /// cannot read: they decline such jobs and leave them to others. See the guide's page
+    /// [`changing`](crate::guide::changing).
+    const VERSION: u32 = FIRST_VERSION;
+
     /// The settings of jobs of this kind.
     fn options(&self) -> JobOptions {
         JobOptions::default()
     }
+
+    /// Makes a payload of version `from` one of version `from + 1`. Called for each version between
+    /// the stored one and [`VERSION`](Self::VERSION). By default nothing changes: what
+    /// `#[serde(default)]` and `#[serde(alias)]` can read needs no more.
+    ///
+    /// # Errors
+    /// If it cannot. The job is treated as one whose payload cannot be decoded.
+    fn upgrade(from: u32, payload: serde_json::Value) -> Result<serde_json::Value, UpgradeError> {
+        let _ = from;
+        Ok(payload)
+    }
 }
+
+/// Why a payload could not be [upgraded](Job::upgrade): any error.
+pub type UpgradeError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The version of payloads that say nothing of one.
+pub(crate) const FIRST_VERSION: u32 = 1;
 
 /// The names of a type of jobs, checked when the program is compiled.
 trait Named: Job {
@@ -277,6 +299,8 @@ pub struct NewJob {
     pub kind: Kind,
     /// What the handler decodes. JSON, unless both sides agree on something else.
     pub payload: Bytes,
+    /// The payload's version: [`Job::VERSION`].
+    pub version: u32,
     /// Passed on to the handler, unread.
     pub headers: Headers,
     /// How long after the enqueue it falls due, on the store's clock.
@@ -296,6 +320,7 @@ impl NewJob {
             queue,
             kind,
             payload: payload.into(),
+            version: FIRST_VERSION,
             headers: Headers::new(),
             delay: Duration::ZERO,
             unique: None,
@@ -320,6 +345,7 @@ impl NewJob {
             (QueueName::fixed(J::QUEUE)?, Kind::fixed(J::KIND)?)
         };
         let mut new = Self::raw(queue, kind, payload);
+        new.version = J::VERSION;
         new.options = job.options().into();
         Ok(new)
     }
@@ -328,6 +354,13 @@ impl NewJob {
     pub fn queue(mut self, queue: impl AsRef<str>) -> Result<Self> {
         self.queue = QueueName::new(queue)?;
         Ok(self)
+    }
+
+    /// The version of a payload that is already encoded. 1 by default.
+    #[must_use]
+    pub fn version(mut self, version: u32) -> Self {
+        self.version = version;
+        self
     }
 
     /// Makes it due later.
@@ -402,6 +435,9 @@ impl NewJob {
             limits::PAYLOAD_BYTES,
             "bytes",
         )?;
+        if self.version < FIRST_VERSION {
+            return Err(Error::invalid("version", self.version, "at least 1"));
+        }
         at_most("headers", self.headers.len(), limits::HEADERS, "headers")?;
         at_most(
             "headers",
@@ -535,6 +571,8 @@ pub struct JobRecord {
     pub kind: Kind,
     /// What the handler decodes.
     pub payload: Bytes,
+    /// The payload's version: [`Job::VERSION`].
+    pub version: u32,
     /// Passed on to the handler.
     pub headers: Headers,
     /// When it was stored.
@@ -551,6 +589,8 @@ pub struct JobRecord {
     pub failures: u32,
     /// Leases that expired.
     pub expiries: u32,
+    /// When a worker that cannot work it first declined it. None once a lease ended in another way.
+    pub declined_since: Option<Timestamp>,
     /// What the previous run saved.
     pub checkpoint: Option<Box<SavedCheckpoint>>,
     /// The last eight ended leases, oldest first.
@@ -566,6 +606,7 @@ impl JobRecord {
             id,
             kind: job.kind,
             payload: job.payload,
+            version: job.version,
             headers: job.headers,
             enqueued_at: now,
             run_at: now.after(job.delay),
@@ -574,6 +615,7 @@ impl JobRecord {
             options: job.options,
             failures: 0,
             expiries: 0,
+            declined_since: None,
             checkpoint: None,
             history: Vec::new(),
             result: None,

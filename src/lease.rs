@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::history::{Cause, EndedLease, LeaseEnd, Progress};
+pub use crate::history::{Cause, DeclineCause, EndedLease, LeaseEnd, Progress};
 pub use crate::receipt::{Nonce, Receipt};
 pub use crate::terms::LeaseTerms;
 pub use crate::token::FencingToken;

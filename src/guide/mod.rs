@@ -6,6 +6,7 @@
 //! | [`life`] | what happens to a job, verb by verb |
 //! | [`leases`] | how long a lease lasts, who ends it, what a lost one means |
 //! | [`fencing`] | how to stop an owner that was replaced and does not know it |
+//! | [`changing`] | how to add, change and remove kinds of jobs while workers run |
 //! | [`keys`] | how to have one job only, or one at a time |
 //! | [`stores`] | what each store guarantees, and how to write another |
 //! | [`redis`] | what Redis can lose with which settings, what to allow its user, how to size it |
@@ -29,6 +30,9 @@ pub mod leases {}
 
 #[doc = include_str!("fencing.md")]
 pub mod fencing {}
+
+#[doc = include_str!("changing.md")]
+pub mod changing {}
 
 #[doc = include_str!("keys.md")]
 pub mod keys {}

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::{Error, Verb};
 use crate::job::{JobId, JobRecord, JobState, Kind, NewJob, QueueName};
-use crate::lease::{Cause, FencingToken, Grant};
+use crate::lease::{Cause, DeclineCause, FencingToken, Grant};
 use crate::store::{Controlled, Enqueued, Expiry, Outcome};
 
 /// A job that died, as this process saw it.
@@ -161,12 +161,18 @@ pub enum Event<'a> {
         /// The handler's count.
         seq: u64,
     },
-    /// A job of a kind that no handler of this pool knows was handed back.
-    UnknownKind {
+    /// A job that this worker cannot work will be handed back, for workers of another version.
+    Declined {
         /// The queue.
         queue: &'a QueueName,
         /// The job.
         job: &'a JobRecord,
+        /// What is in the way.
+        cause: DeclineCause,
+        /// The same in words.
+        why: &'a str,
+        /// When the job falls due again.
+        delay: Duration,
     },
     /// A command was carried out.
     Controlled {

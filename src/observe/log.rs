@@ -1,7 +1,8 @@
 //! Events as `tracing` records.
 //!
-//! An expiry, a death, a lost lease and an unknown kind are warnings: each is a crash report or a
-//! deploy gone wrong. Everything else is debug.
+//! An expiry, a death and a lost lease are warnings: each is a crash report. Everything else is
+//! debug. Of declined jobs, of which a deploy can bring thousands, the worker itself warns, once a
+//! minute.
 
 use tracing::{debug, enabled, warn};
 
@@ -85,8 +86,15 @@ pub(super) fn record(event: &Event<'_>) {
         } => {
             debug!(%queue, %job, %token, seq, "checkpointed");
         }
-        Event::UnknownKind { queue, job } => {
-            warn!(%queue, kind = %job.kind, job = %job.id, "no handler for this kind; handed back");
+        Event::Declined {
+            queue,
+            job,
+            cause,
+            why,
+            delay,
+        } => {
+            let cause = cause.as_str();
+            debug!(%queue, kind = %job.kind, job = %job.id, cause, why, ?delay, "declined");
         }
         Event::Controlled {
             command,

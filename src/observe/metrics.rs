@@ -18,7 +18,7 @@ use crate::error::{Result, Verb};
 use crate::fence::{self, Op};
 use crate::inspect::{self, QueueView};
 use crate::job::{JobState, Kind, QueueName};
-use crate::lease::Cause;
+use crate::lease::{Cause, DeclineCause};
 use crate::store::{Outcome, Store};
 
 /// Jobs stored by this process. Labels: queue, kind.
@@ -33,6 +33,9 @@ pub const LEASES_RELEASED: &str = "leasehold_leases_released_total";
 /// Expiries recorded by this process, whoever held the lease. Labels: queue, kind, cause =
 /// deadline, stalled, lifetime.
 pub const LEASES_EXPIRED: &str = "leasehold_leases_expired_total";
+/// Jobs that this process handed back because it cannot work them. Labels: queue, cause =
+/// `unknown_kind`, `newer_version`, `undecodable_payload`.
+pub const JOBS_DECLINED: &str = "leasehold_jobs_declined_total";
 /// Leases that this process lost while it worked on them. Labels: queue, kind, cause = fenced,
 /// deadline, stalled.
 pub const LEASES_LOST: &str = "leasehold_leases_lost_total";
@@ -135,6 +138,10 @@ pub fn describe() {
         (
             LEASES_EXPIRED,
             "expiries recorded by this process, by cause",
+        ),
+        (
+            JOBS_DECLINED,
+            "jobs that this process cannot work, by cause",
         ),
         (LEASES_LOST, "leases lost while this process worked on them"),
         (LEASE_RENEWALS, "leases in renewal calls, by result"),
@@ -367,10 +374,14 @@ impl KindMeter {
     ) {
         let series = self.series();
         match outcome {
-            Outcome::Retry { .. } | Outcome::Surrender { .. } if cancelled => &series.cancelled,
+            Outcome::Retry { .. } | Outcome::Surrender { .. } | Outcome::Decline { .. }
+                if cancelled =>
+            {
+                &series.cancelled
+            }
             Outcome::Complete { .. } => &series.complete,
             Outcome::Retry { .. } => &series.retry,
-            Outcome::Surrender { .. } => &series.surrender,
+            Outcome::Surrender { .. } | Outcome::Decline { .. } => &series.surrender,
             Outcome::Bury { .. } => &series.bury,
         }
         .increment(leases);
@@ -512,6 +523,12 @@ impl PoolMeter {
     pub(crate) fn settled(&self, took: Duration) {
         self.settle.record(took.as_secs_f64());
     }
+}
+
+/// Counts a job that this process declined.
+pub(crate) fn declined(queue: &QueueName, cause: DeclineCause) {
+    ::metrics::counter!(JOBS_DECLINED, "queue" => queue.to_string(), "cause" => cause.as_str())
+        .increment(1);
 }
 
 /// Counts an expiry that this process recorded.

@@ -46,6 +46,14 @@ pub enum Outcome {
         /// raises its floor above it. A mark too far ahead to be believed makes this a failure.
         mark: Option<FencingToken>,
     },
+    /// Handed back by a worker that cannot work it, and others may: nothing is counted, and the
+    /// job notes since when it is declined.
+    Decline {
+        /// How long to wait.
+        delay: Duration,
+        /// Why this worker cannot.
+        reason: String,
+    },
     /// Given up; a failure is counted.
     Bury {
         /// Why.
@@ -60,6 +68,7 @@ impl Outcome {
             Self::Complete { .. } => "complete",
             Self::Retry { .. } => "retry",
             Self::Surrender { .. } => "surrender",
+            Self::Decline { .. } => "decline",
             Self::Bury { .. } => "bury",
         }
     }
@@ -161,6 +170,8 @@ pub struct End {
     pub failed: bool,
     /// Whether a lease of the job has expired once more.
     pub expired: bool,
+    /// Whether its worker declined the job.
+    pub declined: bool,
     /// When the job falls due again, if that changes.
     pub run_at: Option<Timestamp>,
     /// Why, for the job's history.
@@ -176,6 +187,7 @@ impl End {
             next,
             failed: false,
             expired: false,
+            declined: false,
             run_at: None,
             reason: None,
             result: None,
@@ -191,6 +203,7 @@ impl End {
     pub fn apply(self, job: &mut JobRecord, facts: &LeaseFacts, now: Timestamp) {
         job.failures += u32::from(self.failed);
         job.expiries += u32::from(self.expired);
+        job.declined_since = self.declined.then(|| job.declined_since.unwrap_or(now));
         if let Some(run_at) = self.run_at {
             job.run_at = run_at;
         }
@@ -247,13 +260,15 @@ pub fn settle(job: &JobRecord, settling: &Settling<'_>) -> End {
             );
             failed(end, reason)
         }
-        Outcome::Surrender { .. } if cancel => cancelled(),
+        Outcome::Surrender { .. } | Outcome::Decline { .. } if cancel => cancelled(),
         Outcome::Surrender { delay, .. } if delay.is_zero() => {
             End::new(LeaseEnd::Surrendered, Next::Front)
         }
-        Outcome::Surrender { delay, .. } => {
-            let mut end = End::new(LeaseEnd::Surrendered, Next::Scheduled { keeps_key: true });
-            end.run_at = Some(now.after(*delay));
+        Outcome::Surrender { delay, .. } => snoozed(*delay, now),
+        Outcome::Decline { delay, reason } => {
+            let mut end = snoozed(*delay, now);
+            end.declined = true;
+            end.reason = Some(clipped(reason));
             end
         }
     }
@@ -317,6 +332,13 @@ fn again(delay: Duration, relaxed: bool, now: Timestamp) -> End {
     end
 }
 
+/// Comes back after `delay`, ahead of the others of its exclusive key.
+fn snoozed(delay: Duration, now: Timestamp) -> End {
+    let mut end = End::new(LeaseEnd::Surrendered, Next::Scheduled { keeps_key: true });
+    end.run_at = Some(now.after(delay));
+    end
+}
+
 fn failed(mut end: End, reason: String) -> End {
     end.failed = true;
     end.reason = Some(reason);
@@ -375,6 +397,13 @@ mod tests {
                         },
                     ),
                     (Transition::Surrender, Outcome::Surrender { delay, mark }),
+                    (
+                        Transition::Surrender,
+                        Outcome::Decline {
+                            delay,
+                            reason: reason(),
+                        },
+                    ),
                 ];
                 for (by, outcome) in outcomes {
                     let settling = Settling {

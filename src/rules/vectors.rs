@@ -31,6 +31,8 @@ pub struct EndVector {
     pub failures: u32,
     /// Its expiries so far.
     pub expiries: u32,
+    /// How long ago it was declined, if that is how its last lease ended.
+    pub declined: Option<Duration>,
     /// Whether a cancel was requested while it was leased.
     pub cancel: bool,
     /// Whether its queue is relaxed.
@@ -54,6 +56,9 @@ pub enum EndedBy {
         /// The fence's mark, as microseconds ahead of the store's clock.
         mark_ahead: Option<u64>,
     },
+    Decline {
+        delay: Duration,
+    },
     Bury,
     Expire(Cause),
     Revoke,
@@ -70,6 +75,8 @@ pub struct Ended {
     pub failures: u32,
     /// Its expiries from now on, if it is stored.
     pub expiries: u32,
+    /// For how long it has been declined, if it is stored.
+    pub declined: Option<Duration>,
     /// How long it waits, if it is scheduled.
     pub waits: Option<Duration>,
     /// Whether it is claimed before a ready job of the same priority that was there already.
@@ -95,6 +102,7 @@ pub fn ends() -> Vec<EndVector> {
         surrender(Duration::ZERO, Some(belief)),
         surrender(Duration::ZERO, Some(belief + 1)),
         surrender(delay, Some(belief + 1)),
+        EndedBy::Decline { delay },
         EndedBy::Bury,
         EndedBy::Expire(Cause::Deadline),
         EndedBy::Expire(Cause::Lifetime),
@@ -106,16 +114,38 @@ pub fn ends() -> Vec<EndVector> {
     for by in bys {
         for cancel in [false, true] {
             for retention in [None, Some(hour), Some(48 * hour)] {
-                vectors.push(end(by, retention, cancel, false, (0, 0)));
+                vectors.push(end(by, retention, cancel, false, Before::default()));
             }
-            vectors.push(end(by, None, cancel, true, (0, 0)));
+            vectors.push(end(by, None, cancel, true, Before::default()));
         }
         for expiries in 1..MAX_EXPIRIES {
-            vectors.push(end(by, None, false, false, (0, expiries)));
+            let before = Before {
+                expiries,
+                ..Before::default()
+            };
+            vectors.push(end(by, None, false, false, before));
         }
-        vectors.push(end(by, Some(hour), true, false, (2, 1)));
+        let before = Before {
+            failures: 2,
+            expiries: 1,
+            declined: None,
+        };
+        vectors.push(end(by, Some(hour), true, false, before));
+        let before = Before {
+            declined: Some(delay),
+            ..before
+        };
+        vectors.push(end(by, Some(hour), false, false, before));
     }
     vectors
+}
+
+/// What became of a job's earlier leases.
+#[derive(Clone, Copy, Default)]
+struct Before {
+    failures: u32,
+    expiries: u32,
+    declined: Option<Duration>,
 }
 
 /// Low enough that a test can reach it.
@@ -130,17 +160,24 @@ fn end(
     retention: Option<Duration>,
     cancel: bool,
     relaxed: bool,
-    (failures, expiries): (u32, u32),
+    before: Before,
 ) -> EndVector {
+    let Before {
+        failures,
+        expiries,
+        declined,
+    } = before;
     let mut job = job();
     job.options.retention = retention;
     job.options.max_expiries = MAX_EXPIRIES;
     (job.failures, job.expiries) = (failures, expiries);
+    job.declined_since = declined.map(|ago| NOW.before(ago));
     EndVector {
         retention,
         max_expiries: MAX_EXPIRIES,
         failures,
         expiries,
+        declined,
         cancel,
         relaxed,
         by,
@@ -172,6 +209,10 @@ fn ended(job: &JobRecord, by: EndedBy, cancel: bool, relaxed: bool) -> Ended {
             let mark = mark_ahead.map(|ahead| FencingToken::new(NOW.as_micros() + ahead));
             settle(Outcome::Surrender { delay, mark })
         }
+        EndedBy::Decline { delay } => settle(Outcome::Decline {
+            delay,
+            reason: reason(),
+        }),
         EndedBy::Bury => settle(Outcome::Bury { reason: reason() }),
         EndedBy::Expire(cause) => ends::expire(job, cause, cancel, NOW),
         EndedBy::Revoke => ends::revoke(job, &reason(), cancel, NOW),
@@ -205,6 +246,7 @@ fn seen(job: &JobRecord, end: End) -> Ended {
         state: (!next.is_gone()).then(|| next.state()),
         failures: after.failures,
         expiries: after.expiries,
+        declined: after.declined_since.map(|since| NOW.since(since)),
         waits: matches!(next, Next::Scheduled { .. }).then(|| after.run_at.since(NOW)),
         is_next: next == Next::Front || (is_ready && after.is_suspect()),
         frees_key,

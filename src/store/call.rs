@@ -368,9 +368,9 @@ impl SettleRequest {
                 Outcome::Complete {
                     result: Some(result),
                 } => at_most("result", result.len(), limits::CHECKPOINT_BYTES, "bytes"),
-                Outcome::Retry { delay, .. } | Outcome::Surrender { delay, .. } => {
-                    duration("delay", *delay)
-                }
+                Outcome::Retry { delay, .. }
+                | Outcome::Surrender { delay, .. }
+                | Outcome::Decline { delay, .. } => duration("delay", *delay),
                 Outcome::Complete { result: None } | Outcome::Bury { .. } => Ok(()),
             };
             checked.map_err(|e| e.for_job(receipt.job))?;

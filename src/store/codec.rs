@@ -19,7 +19,9 @@ use bytes::Bytes;
 
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
-use crate::job::{JobId, JobOptions, JobRecord, Key, Kind, SavedCheckpoint, UniqueKey};
+use crate::job::{
+    FIRST_VERSION, JobId, JobOptions, JobRecord, Key, Kind, SavedCheckpoint, UniqueKey,
+};
 use crate::lease::{Cause, EndedLease, FencingToken, LeaseEnd, Progress};
 use crate::retry::RetryPolicy;
 
@@ -39,14 +41,16 @@ pub(crate) mod flag {
     pub(crate) const RETENTION: u16 = 1 << 7;
     pub(crate) const MAX_FAILURES: u16 = 1 << 8;
     pub(crate) const RETRY: u16 = 1 << 9;
-    pub(crate) const HEADERS: u16 = 1 << 10;
-    pub(crate) const CHECKPOINT: u16 = 1 << 11;
-    pub(crate) const RESULT: u16 = 1 << 12;
-    pub(crate) const HISTORY: u16 = 1 << 13;
+    pub(crate) const VERSION: u16 = 1 << 10;
+    pub(crate) const HEADERS: u16 = 1 << 11;
+    pub(crate) const CHECKPOINT: u16 = 1 << 12;
+    pub(crate) const RESULT: u16 = 1 << 13;
+    pub(crate) const HISTORY: u16 = 1 << 14;
+    pub(crate) const DECLINED: u16 = 1 << 15;
 
     /// By name, for engines that read records in a language of their own.
     #[cfg(feature = "redis")]
-    pub(crate) const ALL: [(&str, u16); 14] = [
+    pub(crate) const ALL: [(&str, u16); 16] = [
         ("UNIQUE", UNIQUE),
         ("WINDOW", WINDOW),
         ("EXCLUSIVE", EXCLUSIVE),
@@ -57,10 +61,12 @@ pub(crate) mod flag {
         ("RETENTION", RETENTION),
         ("MAX_FAILURES", MAX_FAILURES),
         ("RETRY", RETRY),
+        ("VERSION", VERSION),
         ("HEADERS", HEADERS),
         ("CHECKPOINT", CHECKPOINT),
         ("RESULT", RESULT),
         ("HISTORY", HISTORY),
+        ("DECLINED", DECLINED),
     ];
 }
 
@@ -104,6 +110,9 @@ pub(crate) fn encode(job: &JobRecord, out: &mut Vec<u8>) {
         put_duration(out, Some(retry.cap));
         out.extend_from_slice(&retry.factor.to_bits().to_le_bytes());
     }
+    if has_version(job) {
+        out.extend_from_slice(&job.version.to_le_bytes());
+    }
     if !job.headers.is_empty() {
         out.extend_from_slice(&(job.headers.len() as u32).to_le_bytes());
         for (name, value) in &job.headers {
@@ -126,6 +135,9 @@ pub(crate) fn encode(job: &JobRecord, out: &mut Vec<u8>) {
             put_ended(out, ended);
         }
     }
+    if let Some(since) = job.declined_since {
+        out.extend_from_slice(&since.as_micros().to_le_bytes());
+    }
     let length = (out.len() - start) as u32;
     out[start..start + 4].copy_from_slice(&length.to_le_bytes());
 }
@@ -144,14 +156,21 @@ fn flags(job: &JobRecord) -> u16 {
         (options.retention.is_some(), flag::RETENTION),
         (options.runs.max_failures.is_some(), flag::MAX_FAILURES),
         (options.runs.retry.is_some(), flag::RETRY),
+        (has_version(job), flag::VERSION),
         (!job.headers.is_empty(), flag::HEADERS),
         (job.checkpoint.is_some(), flag::CHECKPOINT),
         (job.result.is_some(), flag::RESULT),
         (!job.history.is_empty(), flag::HISTORY),
+        (job.declined_since.is_some(), flag::DECLINED),
     ]
     .into_iter()
     .filter(|(there, _)| *there)
     .fold(0, |flags, (_, flag)| flags | flag)
+}
+
+/// The first version goes without saying.
+const fn has_version(job: &JobRecord) -> bool {
+    job.version != FIRST_VERSION
 }
 
 fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
@@ -317,6 +336,7 @@ pub(crate) fn decode(bytes: &Bytes, kinds: &mut Kinds) -> Result<JobRecord> {
     options.retention = input.part(has(flag::RETENTION), Input::duration)?;
     options.runs.max_failures = input.part(has(flag::MAX_FAILURES), Input::u32)?;
     options.runs.retry = input.part(has(flag::RETRY), Input::retry)?;
+    let version = input.part(has(flag::VERSION), Input::version)?;
     let headers = input.part(has(flag::HEADERS), |input| {
         input.many(|input| Ok((input.text()?, input.text()?)))
     })?;
@@ -330,11 +350,13 @@ pub(crate) fn decode(bytes: &Bytes, kinds: &mut Kinds) -> Result<JobRecord> {
     })?;
     let result = input.part(has(flag::RESULT), Input::bytes)?;
     let history = input.part(has(flag::HISTORY), |input| input.many(Input::ended))?;
+    let declined_since = input.part(has(flag::DECLINED), Input::time)?;
     input.end()?;
     let job = JobRecord {
         id,
         kind,
         payload,
+        version: version.unwrap_or(FIRST_VERSION),
         headers: headers.unwrap_or_default(),
         enqueued_at,
         run_at,
@@ -343,6 +365,7 @@ pub(crate) fn decode(bytes: &Bytes, kinds: &mut Kinds) -> Result<JobRecord> {
         options: options.into(),
         failures,
         expiries,
+        declined_since,
         checkpoint: checkpoint.map(Box::new),
         history: history.unwrap_or_default(),
         result,
@@ -390,6 +413,15 @@ impl<'a> Input<'a> {
 
     fn time(&mut self) -> Result<Timestamp> {
         Ok(Timestamp::from_micros(self.u64()?))
+    }
+
+    /// A version that is written down is not the first.
+    fn version(&mut self) -> Result<u32> {
+        let version = self.u32()?;
+        if version <= FIRST_VERSION {
+            return Err(corrupt("a payload's version is wrong"));
+        }
+        Ok(version)
     }
 
     fn duration(&mut self) -> Result<Duration> {
@@ -573,6 +605,7 @@ mod tests {
             checkpoint in maybe((any::<u64>(), any::<u64>(), blob())),
             history in proptest::collection::vec(ended(), 0..4),
             result in maybe(blob()),
+            versions in (1..=u32::MAX, maybe(any::<u64>())),
         ) -> JobRecord {
             let (payload, headers, options) = parts;
             let new = NewJob::raw(QueueName::default(), Kind::new(kind).unwrap(), payload);
@@ -589,6 +622,8 @@ mod tests {
             }));
             job.history = history;
             job.result = result;
+            job.version = versions.0;
+            job.declined_since = versions.1.map(Timestamp::from_micros);
             job
         }
     }

@@ -244,7 +244,8 @@ impl Claimer {
     /// Sleeps until one of the queues may have work.
     async fn wait_for_work(&self) {
         let pool = &self.pool;
-        let limit = self.next.clamp(Duration::from_millis(1), LONGEST_SLEEP);
+        let back = pool.declines.step_back(monotonic());
+        let limit = self.next.clamp(Duration::from_millis(1), LONGEST_SLEEP) + back;
         // A queue that has no room may have work all the time.
         let has_room = |(index, _): &(usize, &PoolQueue)| pool.queue_room(*index) != Some(0);
         let with_room = pool.queues.iter().enumerate().filter(has_room);
@@ -257,7 +258,7 @@ impl Claimer {
         let sleep = async {
             // A store that cannot tell, or does not come back, costs no more than the longest
             // sleep.
-            if let Ok(Err(_)) = tokio::time::timeout(LONGEST_SLEEP, wait).await {
+            if let Ok(Err(_)) = tokio::time::timeout(LONGEST_SLEEP + back, wait).await {
                 tokio::time::sleep(limit).await;
             }
         };

@@ -34,6 +34,7 @@ pub struct QueueConfig {
     weight: f64,
     terms: Option<LeaseTerms>,
     runs: RunSettings,
+    decode_grace: Option<Duration>,
 }
 
 impl QueueConfig {
@@ -45,6 +46,7 @@ impl QueueConfig {
             weight: 1.0,
             terms: None,
             runs: RunSettings::default(),
+            decode_grace: None,
         }
     }
 
@@ -65,6 +67,13 @@ impl QueueConfig {
     /// Its lease terms, where a job names none.
     pub fn terms(mut self, terms: LeaseTerms) -> Self {
         self.terms = Some(terms);
+        self
+    }
+
+    /// For how long a payload that cannot be decoded is left to others: see
+    /// [`Worker::decode_grace`].
+    pub fn decode_grace(mut self, grace: Duration) -> Self {
+        self.decode_grace = Some(grace);
         self
     }
 
@@ -101,6 +110,7 @@ pub struct Worker {
     prefetch: usize,
     terms: LeaseTerms,
     runs: RunSettings,
+    decode_grace: Duration,
     grace: Duration,
     drain_grace: Duration,
     owner: Option<String>,
@@ -123,6 +133,7 @@ impl Worker {
             prefetch: limits::PREFETCH,
             terms: LeaseTerms::default(),
             runs: RunSettings::default(),
+            decode_grace: Duration::from_secs(600),
             grace: Duration::from_secs(1),
             drain_grace: Duration::from_secs(25),
             owner: None,
@@ -143,6 +154,7 @@ impl Worker {
         queue: impl Into<String>,
         handler: impl IntoHandler<J, M, Handler: Handler<J>>,
     ) -> Self {
+        const { assert!(J::VERSION > 0, "versions of a payload count from 1") };
         let handler = handler.into_handler();
         self.handlers.push(Handled {
             kind: J::KIND,
@@ -227,6 +239,15 @@ impl Worker {
     }
 
     run_setters!();
+
+    /// For how long a payload that cannot be decoded is left to others, as in a rolling deploy:
+    /// this worker declines the job, and nothing is counted. A job that has been declined for this
+    /// long is dead, with the decoder's error as its reason. 10 minutes by default; with zero it is
+    /// dead at once.
+    pub fn decode_grace(mut self, grace: Duration) -> Self {
+        self.decode_grace = grace;
+        self
+    }
 
     /// How long a handler that was told to stop may go on before it is dropped. 1 s by default.
     pub fn grace(mut self, grace: Duration) -> Self {
@@ -431,6 +452,8 @@ impl Worker {
             terms.validate()?;
             let runs = config.runs.or(self.runs);
             runs.validate()?;
+            let decode_grace = config.decode_grace.unwrap_or(self.decode_grace);
+            duration("decode_grace", decode_grace)?;
             queues.push(PoolQueue {
                 busy: AtomicU64::new(0),
                 meter: QueueMeter::new(&name),
@@ -439,6 +462,7 @@ impl Worker {
                 terms,
                 runs,
                 slots: config.slots,
+                decode_grace,
             });
         }
         let is_claimed = |name: &str| queues.iter().any(|queue| queue.name.as_str() == name);

@@ -13,6 +13,7 @@ pub(crate) mod claimer;
 mod clock_watch;
 mod config;
 mod deaths;
+pub(crate) mod declines;
 #[doc(hidden)]
 pub mod executor;
 mod handle;

@@ -7,6 +7,7 @@
 //! | asked to be retried, snoozed or buried | as it asked |
 //! | failed after it was told to stop | handed back: a deploy must not move a job toward dead |
 //! | was dropped, or never started | handed back |
+//! | does not exist, or cannot read the job | [declined](super::declines), or dead after a time |
 //! | said that the lease is lost | nothing is settled, and the lease lapses |
 //! | worked under a lease that is [lost](super::lost) | nothing is settled |
 //!
@@ -17,18 +18,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::declines::put_off;
 use super::held::Stop;
 use super::pool::PoolQueue;
+use crate::clock::Timestamp;
 use crate::handler::{Failure, Wish};
 use crate::job::{JobRecord, RunSettings};
-use crate::lease::FencingToken;
+use crate::lease::{DeclineCause, FencingToken};
 use crate::limits;
 use crate::panics::caught;
 use crate::rules::issue::Issuer;
 use crate::store::Outcome;
-
-/// How long a job of unknown kind is put off: a rolling deploy will bring its handler.
-const UNKNOWN_KIND_DELAY: Duration = Duration::from_secs(30);
 
 /// How a handler ended.
 pub(crate) enum HandlerEnd {
@@ -44,6 +44,20 @@ pub(crate) enum HandlerEnd {
     TooShort(Duration),
     /// There is none for a job of this kind.
     UnknownKind,
+}
+
+impl HandlerEnd {
+    /// Why this worker cannot work the job, if it cannot.
+    pub(crate) fn declines(&self) -> Option<DeclineCause> {
+        match self {
+            Self::UnknownKind => Some(DeclineCause::UnknownKind),
+            Self::Returned(Err(failure)) => match failure.wish {
+                Wish::Decline(cause) => Some(cause),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
 }
 
 /// What is to be done with a lease whose handler has ended.
@@ -62,6 +76,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) job: &'a JobRecord,
     pub(crate) queue: &'a PoolQueue,
     pub(crate) token: FencingToken,
+    /// On the store's clock.
+    pub(crate) granted_at: Timestamp,
     /// What the handler leaves with the job.
     pub(crate) result: Option<Bytes>,
     /// Whether the handler was ever called.
@@ -107,7 +123,10 @@ impl Facts<'_> {
                 );
                 self.failed(reason, None, jitter)
             }
-            HandlerEnd::UnknownKind => surrendered(UNKNOWN_KIND_DELAY),
+            HandlerEnd::UnknownKind => {
+                let reason = format!("no handler for kind {:?}", self.job.kind.as_str());
+                self.declined(DeclineCause::UnknownKind, reason)
+            }
         })
     }
 
@@ -123,6 +142,7 @@ impl Facts<'_> {
                 delay: Duration::ZERO,
                 mark: Some(mark),
             },
+            Wish::Decline(cause) => self.declined(cause, reason),
             Wish::Behind(_) => self.failed(format!("broken fence: {reason}"), None, jitter),
             // A handler that stops early because it was told to has not failed.
             Wish::Policy if self.stopped.is_some() => surrendered(Duration::ZERO),
@@ -147,6 +167,19 @@ impl Facts<'_> {
         }
     }
 
+    /// Left to workers of another version. In a deploy one will come; a payload that nobody could
+    /// read for long enough is broken.
+    fn declined(&self, cause: DeclineCause, reason: String) -> Outcome {
+        let since = self.job.declined_since.unwrap_or(self.granted_at);
+        let declined_for = self.granted_at.since(since);
+        let is_payload = cause == DeclineCause::UndecodablePayload;
+        if is_payload && declined_for >= self.queue.decode_grace {
+            return Outcome::Bury { reason };
+        }
+        let delay = put_off(declined_for);
+        Outcome::Decline { delay, reason }
+    }
+
     /// Whether a fence that shows this mark can have refused this token. A mark that no issuer can
     /// have given yet would make the job loop, and so would one below the token.
     fn is_believable(&self, mark: FencingToken) -> bool {
@@ -168,7 +201,6 @@ mod tests {
     use std::sync::atomic::AtomicU64;
 
     use super::*;
-    use crate::clock::Timestamp;
     use crate::job::{JobId, Kind, NewJob, QueueName};
     use crate::lease::LeaseTerms;
     use crate::observe::metrics::QueueMeter;
@@ -176,13 +208,23 @@ mod tests {
 
     const DELAY: Duration = Duration::from_secs(7);
     const TOKEN: FencingToken = FencingToken::new(100);
+    const NOW: Timestamp = Timestamp::from_micros(5_000_000_000);
+    const GRACE: Duration = Duration::from_secs(600);
 
     /// What becomes of a job that has failed this often, in a queue that allows three failures.
     fn decided(failures: u32, stopped: Option<Stop>, ended: HandlerEnd) -> Decision {
-        let name = QueueName::default();
-        let new = NewJob::raw(name.clone(), Kind::new("k").unwrap(), Bytes::new());
-        let mut job = JobRecord::new(JobId::generate(), new, Timestamp::ZERO);
+        let mut job = job();
         job.failures = failures;
+        decided_of(&job, stopped, ended)
+    }
+
+    fn job() -> JobRecord {
+        let new = NewJob::raw(QueueName::default(), Kind::new("k").unwrap(), Bytes::new());
+        JobRecord::new(JobId::generate(), new, Timestamp::ZERO)
+    }
+
+    fn decided_of(job: &JobRecord, stopped: Option<Stop>, ended: HandlerEnd) -> Decision {
+        let name = QueueName::default();
         let runs = RunSettings {
             retry: Some(RetryPolicy::constant(DELAY)),
             max_failures: Some(3),
@@ -195,12 +237,14 @@ mod tests {
             terms: LeaseTerms::default(),
             runs,
             slots: None,
+            decode_grace: GRACE,
             busy: AtomicU64::new(0),
         };
         let facts = Facts {
-            job: &job,
+            job,
             queue: &queue,
             token: TOKEN,
+            granted_at: NOW,
             result: None,
             started: !matches!(ended, HandlerEnd::TooShort(_) | HandlerEnd::UnknownKind),
             stopped,
@@ -214,6 +258,10 @@ mod tests {
 
     fn is_retry(decision: &Decision) -> bool {
         matches!(decision, Decision::Settle(Outcome::Retry { .. }))
+    }
+
+    fn is_decline(decision: &Decision) -> bool {
+        matches!(decision, Decision::Settle(Outcome::Decline { .. }))
     }
 
     fn is_bury(decision: &Decision) -> bool {
@@ -263,7 +311,7 @@ mod tests {
         }
         // Unless it ran out before its handler started: nobody has worked under it.
         let unused = decided(0, Some(Stop::Deadline), HandlerEnd::UnknownKind);
-        assert_eq!(unused, Decision::Settle(surrendered(UNKNOWN_KIND_DELAY)));
+        assert!(is_decline(&unused));
         assert_eq!(
             decided(0, Some(Stop::Fenced), HandlerEnd::UnknownKind),
             Decision::Nothing
@@ -272,6 +320,44 @@ mod tests {
             decided(0, None, failed(Failure::lost())),
             Decision::LetLapse
         );
+    }
+
+    #[test]
+    fn a_job_that_this_worker_cannot_work_is_left_to_others() {
+        let declined = |cause, ago: Option<Duration>| {
+            let mut job = job();
+            // Had a decline counted as a failure, this would have been the last.
+            job.failures = 2;
+            job.declined_since = ago.map(|ago| NOW.before(ago));
+            let ended = match cause {
+                DeclineCause::UnknownKind => HandlerEnd::UnknownKind,
+                cause => failed(Failure::declined(cause, "strange")),
+            };
+            assert_eq!(ended.declines(), Some(cause));
+            decided_of(&job, None, ended)
+        };
+        let delay_of = |decision| match decision {
+            Decision::Settle(Outcome::Decline { delay, .. }) => delay,
+            other => panic!("{other:?}"),
+        };
+        let nearly = GRACE.saturating_sub(Duration::from_micros(1));
+        for cause in DeclineCause::ALL {
+            for ago in [None, Some(Duration::ZERO), Some(nearly)] {
+                let delay = delay_of(declined(cause, ago));
+                assert_eq!(delay, put_off(ago.unwrap_or_default()));
+            }
+        }
+        // Only what could not be read is given up: others may be all right, but early.
+        for cause in [DeclineCause::UnknownKind, DeclineCause::NewerVersion] {
+            let long = delay_of(declined(cause, Some(100 * GRACE)));
+            assert_eq!(long, put_off(100 * GRACE));
+        }
+        let Decision::Settle(Outcome::Bury { reason }) =
+            declined(DeclineCause::UndecodablePayload, Some(GRACE))
+        else {
+            panic!("an unreadable payload lives on");
+        };
+        assert_eq!(reason, "strange");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::declines::Declines;
 use super::held::{Board, HeldGrant, HolderClock, Stop};
 use super::lost;
 use super::settler::Outbox;
@@ -39,6 +40,8 @@ pub(crate) struct PoolQueue {
     pub(crate) runs: RunSettings,
     /// How many of its handlers may run at once in this pool. None: as many as the pool has slots.
     pub(crate) slots: Option<usize>,
+    /// For how long a payload that cannot be decoded is left to others.
+    pub(crate) decode_grace: Duration,
     pub(crate) meter: QueueMeter,
     /// Nanoseconds for which handlers ran that ended since the last measurement.
     pub(crate) busy: AtomicU64,
@@ -93,6 +96,7 @@ pub(crate) struct Pool {
     pub(crate) board: Board,
     pub(crate) outbox: Outbox,
     pub(crate) suspects: Arc<SuspectGate>,
+    pub(crate) declines: Declines,
     pub(crate) observers: Observers,
     /// What the handlers share.
     pub(crate) state: StateMap,
@@ -185,6 +189,7 @@ impl Pool {
             clock: HolderClock::starting(monotonic()),
             board: Board::default(),
             suspects,
+            declines: Declines::default(),
             observers: plan.observers,
             state: plan.state,
             buffer: Buffer::default(),

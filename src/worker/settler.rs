@@ -17,6 +17,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
+use super::declines::decline;
 use super::held::{HeldGrant, HeldLease};
 use super::lost;
 use super::outcome::{Decision, Facts, HandlerEnd, decide};
@@ -280,7 +281,8 @@ pub(crate) fn hand_in(
         meter.finished(times.ran);
     }
     let verdict = lease.completed();
-    let decision = if verdict.is_some() {
+    let declines = ended.declines();
+    let mut decision = if verdict.is_some() {
         // It was completed in one step with the handler's effect, whatever the handler did then.
         if !matches!(ended, HandlerEnd::Returned(Ok(()))) {
             let (queue, job) = (&held.grant.queue, lease.job.id);
@@ -294,12 +296,16 @@ pub(crate) fn hand_in(
             job: &lease.job,
             queue: &pool.queues[held.queue],
             token: lease.token,
+            granted_at: held.granted_at(),
             result: lease.result(),
             started: times.waited.is_some(),
             stopped: lease.stopped(),
         };
         decide(&facts, ended, fastrand::f64)
     };
+    if let (Some(cause), Decision::Settle(outcome)) = (declines, &mut decision) {
+        decline(pool, (&held.grant.queue, &lease.job), cause, outcome);
+    }
     pool.observers.emit(|| Event::Finished {
         queue: &held.grant.queue,
         job: &lease.job,

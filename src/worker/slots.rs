@@ -170,8 +170,6 @@ fn begin<'a>(
         return None;
     }
     let Some(kind) = lease.kind().map(|kind| &pool.kinds[kind]) else {
-        let (queue, job) = (&held.grant.queue, &*lease.job);
-        pool.observers.emit(|| Event::UnknownKind { queue, job });
         let ended = HandlerEnd::UnknownKind;
         settler::hand_in(pool, Arc::clone(held), index, ended, Times::default());
         return None;

@@ -69,6 +69,7 @@ pub(crate) enum End {
     Surrender(u64),
     /// Surrendered with a mark this many hours ahead of the clock.
     Marked(u64),
+    Decline(u64),
     Bury,
 }
 
@@ -151,6 +152,7 @@ fn end() -> impl Strategy<Value = End> {
         2 => (0..60u64).prop_map(End::Retry),
         2 => prop_oneof![Just(0), 1..60u64].prop_map(End::Surrender),
         1 => prop_oneof![Just(1), Just(30)].prop_map(End::Marked),
+        1 => (0..60u64).prop_map(End::Decline),
         1 => Just(End::Bury),
     ]
 }

@@ -360,6 +360,10 @@ impl World {
                         mark: Some(FencingToken::new(mark.as_micros())),
                     }
                 }
+                End::Decline(delay) => Outcome::Decline {
+                    delay: secs(*delay),
+                    reason: "strange".into(),
+                },
                 End::Bury => Outcome::Bury {
                     reason: "hopeless".into(),
                 },

@@ -1,14 +1,20 @@
-//! A rolling deploy: workers of the old version are replaced one by one, under load.
+//! A rolling deploy: workers of the old version are replaced one by one, under load; and jobs of a
+//! kind that most workers do not know yet.
 
-use std::time::Duration;
+use std::future::ready;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use leasehold::inspect::{JobView, QueueView};
 use leasehold::job::JobState;
 use leasehold::lease::LeaseEnd;
-use leasehold::{Job as _, NewJob};
+use leasehold::store::MemoryStore;
+use leasehold::{Client, Context, Failure, Job, NewJob, Store};
 use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
 
 use crate::crew::{Chore, Novelty};
+use crate::engine::Engine;
 use crate::journal::Judgement;
 use crate::stage::Stage;
 use crate::support::redis::Standalone;
@@ -54,17 +60,8 @@ async fn roll(by: Signal, rounds: usize) -> (Stage, QueueView, Vec<JobView>, Jud
         let ended = old.ends().await;
         assert!(by == Signal::KILL || ended.success(), "{ended}");
     }
-    // What was met by somebody who did not know it is put off for longer than we wait.
-    let over =
-        |view: &QueueView| view.counts.completed + view.counts.scheduled == view.ledger.enqueued;
+    let over = |view: &QueueView| view.counts.completed == view.ledger.enqueued;
     let view = stage.world.until("the rest", over).await;
-    let novelties = stage.world.jobs(JobState::Scheduled).await;
-    let unknown = |view: &JobView| view.job.kind.as_str() == Novelty::KIND;
-    assert!(
-        novelties
-            .iter()
-            .all(|view| unknown(view) && view.job.failures == 0)
-    );
     let jobs = stage.world.jobs(JobState::Completed).await;
     let judged = stage.finish(fleet).await;
     (stage, view, jobs, judged)
@@ -111,4 +108,116 @@ async fn rolling_deploy() {
         row.takeover()
     );
     report(CASE, row);
+}
+
+/// What all workers know.
+#[derive(Serialize, Deserialize)]
+struct Usual;
+
+impl Job for Usual {
+    const KIND: &'static str = "usual";
+}
+
+/// What one in ten knows.
+#[derive(Serialize, Deserialize)]
+struct Unusual {
+    /// When it was enqueued, since the beginning of the test.
+    at: Duration,
+}
+
+impl Job for Unusual {
+    const KIND: &'static str = "unusual";
+}
+
+/// Where a client goes that each worker opens for itself.
+enum Place {
+    Url(String),
+    Process(Arc<dyn Store>),
+}
+
+impl Place {
+    async fn client(&self) -> Client {
+        match self {
+            Self::Url(url) => Client::open(url).await.unwrap(),
+            Self::Process(store) => Client::new(Arc::clone(store)),
+        }
+    }
+}
+
+/// How long each of 200 jobs of the new kind waited, beside nine old workers and one new.
+async fn waits_beside_old_workers(place: Place) -> Vec<Duration> {
+    const JOBS: usize = 200;
+    let (begun, waits) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
+    let mut fleet = Vec::new();
+    for number in 0..10 {
+        let worker = place.client().await.worker();
+        let worker = worker.handle(|_: Usual, _: Context| ready(Ok::<(), Failure>(())));
+        let worker = if number == 9 {
+            let waits = Arc::clone(&waits);
+            worker.handle(move |job: Unusual, _: Context| {
+                let waited = begun.elapsed().saturating_sub(job.at);
+                waits.lock().unwrap().push(waited);
+                ready(Ok::<(), Failure>(()))
+            })
+        } else {
+            worker
+        };
+        fleet.push(worker.start().unwrap());
+    }
+    let client = place.client().await;
+    for _ in 0..JOBS {
+        let at = begun.elapsed();
+        client.enqueue(&Unusual { at }).await.unwrap();
+        client.enqueue(&Usual).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let view = loop {
+        let view = client.queues().await.unwrap().remove(0);
+        if view.ledger.completed == 2 * JOBS as u64 {
+            break view;
+        }
+        assert!(Instant::now() < deadline, "{view:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    assert_eq!((view.ledger.buried, view.ledger.retried), (0, 0));
+    assert!(
+        view.ledger.surrendered > 0,
+        "no old worker had a part in it"
+    );
+    for worker in fleet {
+        worker.drain();
+        worker.join().await.unwrap();
+    }
+    let mut waits = waits.lock().unwrap().clone();
+    waits.sort();
+    assert_eq!(waits.len(), JOBS);
+    waits
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs redis-server and postgresql: ./tests/run"]
+async fn a_new_kind_beside_nine_old_workers() {
+    let _machine = MACHINE.write().await;
+    let dir = tempfile::tempdir().unwrap();
+    let (redis, postgres) = (Engine::Redis.share(), Engine::Postgres.share());
+    let places = [
+        ("memory", Place::Process(Arc::new(MemoryStore::new()))),
+        (
+            "SQLite",
+            Place::Url(format!("sqlite:{}", dir.path().join("jobs.db").display())),
+        ),
+        ("Redis", Place::Url(redis.url())),
+        ("PostgreSQL", Place::Url(postgres.url())),
+    ];
+    // Together: none of them has much to do.
+    let all = places.map(|(name, place)| (name, tokio::spawn(waits_beside_old_workers(place))));
+    for (name, waits) in all {
+        let waits = waits.await.unwrap();
+        let mean = waits.iter().sum::<Duration>() / waits.len() as u32;
+        let [p50, p99, most] = [50, 99, 100].map(|share| waits[waits.len() * share / 100 - 1]);
+        let [mean_ms, p50, p99, most] = [mean, p50, p99, most].map(|it| it.as_millis());
+        println!("{name}: mean {mean_ms} ms, p50 {p50}, p99 {p99}, longest {most}");
+        assert!(mean <= Duration::from_secs(2), "{name}: {mean:?}");
+    }
 }

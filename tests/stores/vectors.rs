@@ -158,6 +158,12 @@ async fn play_end(d: &Driver, vector: &EndVector) {
         d.claim_one().await;
         assert_eq!(d.expire_all().await.len(), 1);
     }
+    if let Some(delay) = vector.declined {
+        let reason = "before".to_owned();
+        let held = d.claim_one().await;
+        d.settled(&held, Outcome::Decline { delay, reason }).await;
+        d.advance(delay).await;
+    }
     let mut request = d.claim_request(1);
     request.admit_suspect = true;
     if vector.by == EndedBy::Expire(Cause::Lifetime) {
@@ -186,6 +192,7 @@ async fn play_end(d: &Driver, vector: &EndVector) {
         // Nothing is left to look at.
         failures: then.failures,
         expiries: then.expiries,
+        declined: then.declined,
         waits: None,
         is_next: false,
         frees_key: !d.view(follower).await.parked,
@@ -198,6 +205,8 @@ async fn play_end(d: &Driver, vector: &EndVector) {
         assert_eq!(last.end, counts_as, "the history");
         seen.failures = job.failures;
         seen.expiries = job.expiries;
+        let since = job.declined_since;
+        seen.declined = since.map(|since| last.ended_at.since(since));
         let waits = state == Some(JobState::Scheduled);
         seen.waits = waits.then(|| job.run_at.since(last.ended_at));
     }
@@ -243,6 +252,10 @@ async fn end(d: &Driver, held: &Held, vector: &EndVector) {
             let mark = mark_ahead.map(|ahead| FencingToken::new(now.as_micros() + ahead));
             Outcome::Surrender { delay, mark }
         }
+        EndedBy::Decline { delay } => Outcome::Decline {
+            delay,
+            reason: reason(),
+        },
         EndedBy::Bury => Outcome::Bury { reason: reason() },
         EndedBy::Revoke => {
             let revoke = ControlCommand::Revoke(LeaseSelect::Job(held.id()));

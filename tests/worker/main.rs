@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "trouble here should stop it")]
 #![allow(clippy::disallowed_methods, reason = "it measures the real time")]
 
+mod deploys;
 mod drain;
 mod each_run;
 mod edges;

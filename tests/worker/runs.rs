@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use leasehold::error::Verb;
 use leasehold::inspect::{LeaseFilter, Page};
 use leasehold::job::{JobOptions, Kind, QueueName};
+use leasehold::lease::DeclineCause;
 use leasehold::observe::Event;
 use leasehold::store::MemoryStore;
 use leasehold::store::{ControlCommand, Select};
@@ -708,38 +709,46 @@ async fn a_cancelled_job_stops_and_its_neighbours_do_not() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unknown_kinds_are_put_off_and_bad_payloads_are_failures() {
+async fn unknown_kinds_and_bad_payloads_are_put_off_and_not_charged() {
     let client = client();
     let queue = QueueName::default();
     let stranger = NewJob::raw(queue.clone(), Kind::new("stranger").unwrap(), "{}");
     let garbage = NewJob::raw(queue, Kind::new("add").unwrap(), "not json");
     let ids = client.enqueue_many(vec![stranger, garbage]).await.unwrap();
-    let unknown = Arc::new(AtomicUsize::new(0));
-    let seen = unknown.clone();
+    let causes = Arc::new(Mutex::new(HashSet::new()));
+    let seen = causes.clone();
     let worker = client
         .worker()
         .handle(|_: Add, _: Context| async { Ok::<(), Failure>(()) })
         .max_failures(1)
         .observer(move |event: &Event<'_>| {
-            seen.fetch_add(
-                usize::from(matches!(event, Event::UnknownKind { .. })),
-                Ordering::SeqCst,
-            );
+            if let Event::Declined { job, cause, .. } = event {
+                seen.lock().unwrap().insert((job.id, *cause));
+            }
         });
-    let done = until(&client, |queue| {
-        queue.ledger.buried == 1 && queue.ledger.surrendered == 1
-    });
+    // More than once each.
+    let done = until(&client, |queue| queue.ledger.surrendered >= 4);
     worker.run_until(done).await.unwrap();
-    assert_eq!(unknown.load(Ordering::SeqCst), 1);
-    let stranger = client.job(ids[0].id()).await.unwrap().unwrap();
-    assert_eq!(stranger.state, leasehold::job::JobState::Scheduled);
-    assert_eq!(stranger.job.attempt(), 1, "an unknown kind was charged");
-    let garbage = client.job(ids[1].id()).await.unwrap().unwrap();
-    let reason = garbage.job.history[0].reason.clone().unwrap();
-    assert!(
-        reason.starts_with("undecodable payload of 8 bytes"),
-        "{reason}"
-    );
+    let declined = [
+        (
+            DeclineCause::UnknownKind,
+            "no handler for kind \"stranger\"",
+        ),
+        (
+            DeclineCause::UndecodablePayload,
+            "undecodable payload of 8 bytes: ",
+        ),
+    ];
+    assert_eq!(causes.lock().unwrap().len(), 2);
+    for (id, (cause, why)) in ids.iter().map(|enqueued| enqueued.id()).zip(declined) {
+        assert!(causes.lock().unwrap().contains(&(id, cause)));
+        let view = client.job(id).await.unwrap().unwrap();
+        assert_eq!(view.job.attempt(), 1, "a decline was charged");
+        let since = view.job.declined_since.unwrap();
+        assert!(since <= view.job.history[0].ended_at);
+        let reason = view.job.history[0].reason.clone().unwrap();
+        assert!(reason.starts_with(why), "{reason}");
+    }
 }
 
 #[tokio::test]

@@ -174,8 +174,8 @@ impl Job for Nested {
     const KIND: &'static str = "nested";
 }
 
-/// A payload that nests deeper than the decoder goes is a failure of its job, with a reason; the
-/// worker lives on and works the next.
+/// A payload that nests deeper than the decoder goes is the death of its job alone, with a reason;
+/// the worker lives on and works the next.
 #[tokio::test]
 async fn a_payload_that_is_too_deep_fails_its_job_alone() {
     let client = Client::open("memory:").await.unwrap();
@@ -197,7 +197,7 @@ async fn a_payload_that_is_too_deep_fails_its_job_alone() {
     let worker = client
         .worker()
         .handle(|_: Nested, _: Context| async { Ok::<(), Failure>(()) })
-        .max_failures(1);
+        .decode_grace(Duration::ZERO);
     let run = tokio::time::timeout(Duration::from_secs(60), worker.run_until(done));
     run.await.expect("both jobs end").unwrap();
     let view = client.job(bad).await.unwrap().unwrap();
@@ -303,10 +303,10 @@ fn names_that_try_to_steer_are_refused() {
 
 /// Everything that is written to it, as text.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 }

@@ -22,6 +22,10 @@ pub(super) struct Args {
     #[arg(default_value = "{}", allow_hyphen_values = true)]
     payload: String,
 
+    /// The version of the payload, if the kind has more than one [default: 1]
+    #[arg(long, value_name = "N")]
+    payload_version: Option<u32>,
+
     /// The queue that it joins
     #[arg(long, default_value = "default")]
     queue: String,
@@ -82,6 +86,9 @@ impl Args {
         );
         job.headers.clone_from(&self.headers);
         job.delay = self.delay.unwrap_or_default();
+        if let Some(version) = self.payload_version {
+            job = job.version(version);
+        }
         if let Some(priority) = self.priority {
             job = job.priority(priority);
         }

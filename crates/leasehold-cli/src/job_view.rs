@@ -68,6 +68,8 @@ fn object(view: &JobView) -> Value {
         "exclusive_key": job.exclusive.as_ref().map(leasehold::job::Key::as_str),
         "headers": headers.collect::<Vec<_>>(),
         "payload": text(&job.payload),
+        "payload_version": job.version,
+        "declined_since": job.declined_since.map(out::precise),
         "result": job.result.as_ref().map(text),
         "checkpoint": checkpoint,
         "lease": view.lease.as_ref().map(leases::object),
@@ -152,6 +154,12 @@ fn text(view: &JobView) -> String {
         format!("{text} ({} bytes)", bytes.len())
     };
     line("payload", bytes(&job.payload));
+    if job.version > 1 {
+        line("version", job.version.to_string());
+    }
+    if let Some(since) = job.declined_since {
+        line("declined since", out::time(since));
+    }
     if let Some(checkpoint) = &job.checkpoint {
         let saved = bytes(&checkpoint.bytes);
         line(

@@ -427,6 +427,14 @@ pub(super) fn snooze(delay: Duration) -> Outcome {
     Outcome::Surrender { delay, mark: None }
 }
 
+/// Handed back by a worker that cannot work it.
+pub(super) fn decline(delay: Duration) -> Outcome {
+    Outcome::Decline {
+        delay,
+        reason: "unknown here".into(),
+    }
+}
+
 /// Given up.
 pub(super) fn bury() -> Outcome {
     Outcome::Bury {

@@ -32,6 +32,7 @@ pub async fn everything_given_reaches_the_claim(d: &Driver) {
         .exclusive("\u{0}")
         .expect("a key");
     new.payload = Bytes::from_static(&[0, 255, 1]);
+    new.version = 3;
     new.options.term = Some(secs(7));
     new.options.max_lifetime = Some(secs(70));
     new.options.runs.timeout = Some(secs(8));
@@ -44,6 +45,7 @@ pub async fn everything_given_reaches_the_claim(d: &Driver) {
     let got = &*held.job;
     assert_eq!((&got.kind, &got.payload), (&new.kind, &new.payload));
     assert_eq!((&got.headers, &got.options), (&new.headers, &new.options));
+    assert_eq!((got.version, got.declined_since), (3, None));
     assert_eq!(got.unique.as_deref(), new.unique.as_ref());
     assert_eq!(got.exclusive, new.exclusive);
     assert_eq!((got.failures, got.expiries, got.attempt()), (0, 0, 1));
@@ -127,6 +129,11 @@ pub async fn headers_over_the_limit_are_refused(d: &Driver) {
     d.refuses(vec![many], "headers").await;
     let long = job().header("h", "x".repeat(limits::HEADER_BYTES));
     d.refuses(vec![long], "headers").await;
+}
+
+/// Versions of payloads count from 1.
+pub async fn a_version_under_one_is_refused(d: &Driver) {
+    d.refuses(vec![job().version(0)], "version").await;
 }
 
 /// Priorities end at 7.

@@ -1,7 +1,7 @@
 //! Exclusive keys: at most one job of a key is leased, and the line keeps its order.
 
 use super::driver::{
-    Driver, Held, TERM, bury, complete, job, queue, retry, secs, snooze, surrender,
+    Driver, Held, TERM, bury, complete, decline, job, queue, retry, secs, snooze, surrender,
 };
 use leasehold::NewJob;
 use leasehold::job::{JobId, JobState};
@@ -163,16 +163,20 @@ pub async fn every_retry_keeps_the_head_in_strict_order(d: &Driver) {
     assert_eq!(d.claim_ids(9).await, [second]);
 }
 
-/// A snoozed head stays the head, in strict and in relaxed queues.
+/// A snoozed or declined head stays the head, in strict and in relaxed queues.
 pub async fn snooze_keeps_the_head(d: &Driver) {
-    for relaxed in [false, true] {
+    let ends = [snooze(secs(10)), decline(secs(10))];
+    for (relaxed, end) in ends
+        .into_iter()
+        .flat_map(|end| [(false, end.clone()), (true, end)])
+    {
         d.control(ControlCommand::Configure {
             queue: queue(),
             relaxed,
         })
         .await;
         let (head, second, third) = line(d).await;
-        d.settled(&head, snooze(secs(10))).await;
+        d.settled(&head, end).await;
         assert!(d.claim_ids(9).await.is_empty());
         d.advance(secs(10)).await;
         let again = d.claim_one().await;

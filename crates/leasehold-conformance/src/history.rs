@@ -404,7 +404,7 @@ pub(super) fn settle_note(request: &SettleRequest) -> SettleNote {
         let ending = match settlement.outcome {
             Outcome::Complete { .. } => Ending::Complete,
             Outcome::Retry { .. } => Ending::Retry,
-            Outcome::Surrender { .. } => Ending::Surrender,
+            Outcome::Surrender { .. } | Outcome::Decline { .. } => Ending::Surrender,
             Outcome::Bury { .. } => Ending::Bury,
         };
         (ReceiptNote::from(&settlement.receipt), ending)

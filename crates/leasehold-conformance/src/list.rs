@@ -15,6 +15,7 @@ macro_rules! __conformance_cases {
                 limits_are_inclusive
                 payload_over_the_limit_is_refused
                 headers_over_the_limit_are_refused
+                a_version_under_one_is_refused
                 priority_over_the_limit_is_refused
                 expiry_limit_under_three_is_refused
                 durations_over_the_limit_are_refused
@@ -142,6 +143,8 @@ macro_rules! __conformance_cases {
                 retry_at_once
                 surrender_counts_nothing
                 snooze_waits_and_counts_nothing
+                decline_waits_and_counts_nothing
+                declined_since_the_first_of_a_row
                 bury_makes_dead
                 failures_never_kill_a_job
                 late_is_accepted_and_counted

@@ -3,8 +3,8 @@
 use bytes::Bytes;
 
 use super::driver::{
-    Driver, HELD, Held, TERM, bury, complete, job, queue, queue_named, retry, secs, snooze,
-    surrender,
+    Driver, HELD, Held, TERM, bury, complete, decline, job, queue, queue_named, retry, secs,
+    snooze, surrender,
 };
 use leasehold::ErrorKind;
 use leasehold::inspect;
@@ -90,6 +90,56 @@ pub async fn snooze_waits_and_counts_nothing(d: &Driver) {
     assert_eq!((view.state, view.job.attempt()), (JobState::Scheduled, 1));
     d.advance(secs(10)).await;
     assert_eq!(d.claim_one().await.id(), held.id());
+}
+
+/// A declined job waits, says why, and nothing is counted.
+pub async fn decline_waits_and_counts_nothing(d: &Driver) {
+    let held = d.held(job()).await;
+    d.settled(&held, decline(secs(10))).await;
+    let view = d.view(held.id()).await;
+    assert_eq!((view.state, view.job.attempt()), (JobState::Scheduled, 1));
+    let last = &view.job.history[0];
+    assert_eq!(last.end, LeaseEnd::Surrendered);
+    assert_eq!(last.reason.as_deref(), Some("unknown here"));
+    assert_eq!(d.ledger().await.surrendered, 1);
+    d.advance(secs(9)).await;
+    assert!(d.claim(1).await.is_empty());
+    d.advance(secs(1)).await;
+    assert_eq!(d.claim_one().await.job.declined_since, Some(last.ended_at));
+}
+
+/// A job is declined since the first decline of a row, whatever else it carries; any other end of a
+/// lease ends the row.
+pub async fn declined_since_the_first_of_a_row(d: &Driver) {
+    let mut new = job().version(7).header("name", "value");
+    new.options.retention = Some(secs(60));
+    let first = d.held(new).await;
+    let saved = d.checkpoint(&first, 1, "state").await;
+    assert!(matches!(saved, Checkpointed::Saved { .. }));
+    d.settled(&first, decline(secs(1))).await;
+    let since = d.view(first.id()).await.job.declined_since;
+    assert!(since.is_some());
+    // More than the history holds.
+    for _ in 0..10 {
+        d.advance(secs(1)).await;
+        let held = d.claim_one().await;
+        assert_eq!(held.job.declined_since, since);
+        d.settled(&held, decline(secs(1))).await;
+    }
+    d.advance(secs(1)).await;
+    let held = d.claim_one().await;
+    assert_eq!((held.job.history.len(), held.job.version), (8, 7));
+    let saved = held.job.checkpoint.as_ref().expect("a checkpoint");
+    assert_eq!(saved.bytes, "state");
+    d.settled(&held, surrender()).await;
+    let held = d.claim_one().await;
+    assert_eq!(held.job.declined_since, None);
+    d.settled(&held, decline(secs(0))).await;
+    let again = d.view(first.id()).await.job.declined_since;
+    assert!(again > since, "{again:?}");
+    let held = d.claim_one().await;
+    d.settled(&held, complete()).await;
+    assert_eq!(d.view(first.id()).await.job.declined_since, None);
 }
 
 /// A buried job is dead, and a failure is counted.

@@ -20,7 +20,7 @@ use leasehold::{Handler, Result, Worker};
 pub enum Ended {
     /// The job is done.
     Completed,
-    /// It failed, panicked or could not be decoded, and is tried again.
+    /// It failed or panicked, and is tried again.
     Retried {
         /// How long it waits. Drawn at random, unless the handler said how long.
         delay: Duration,
@@ -31,6 +31,11 @@ pub enum Ended {
     Snoozed {
         /// How long it waits.
         delay: Duration,
+    },
+    /// The handler cannot read this job, and leaves it to workers of another version.
+    Declined {
+        /// Why.
+        reason: String,
     },
     /// It is dead.
     Buried {
@@ -52,6 +57,7 @@ impl Ended {
             None => Self::Lost,
             Some(store::Outcome::Complete { .. }) => Self::Completed,
             Some(store::Outcome::Retry { delay, reason }) => Self::Retried { delay, reason },
+            Some(store::Outcome::Decline { reason, .. }) => Self::Declined { reason },
             Some(store::Outcome::Bury { reason }) => Self::Buried { reason },
             Some(store::Outcome::Surrender {
                 mark: Some(mark), ..
@@ -67,6 +73,7 @@ impl fmt::Display for Ended {
             Self::Completed => write!(f, "completed"),
             Self::Retried { reason, .. } => write!(f, "retried: {reason}"),
             Self::Snoozed { delay } => write!(f, "snoozed for {delay:?}"),
+            Self::Declined { reason } => write!(f, "declined: {reason}"),
             Self::Buried { reason } => write!(f, "buried: {reason}"),
             Self::Refused { mark } => write!(f, "refused by a fence with the mark {mark}"),
             Self::Lost => write!(f, "lost"),

@@ -74,7 +74,8 @@ do
     return true
   end
 
-  -- Ends one lease as its holder says: kind 0 complete, 1 retry, 2 surrender, 3 bury.
+  -- Ends one lease as its holder says: kind 0 complete, 1 retry, 2 surrender, 3 bury,
+  -- 4 decline.
   local function settle_one(g, at, kind, say, front)
     local rec = record(g, at)
     -- A job without keys and retention that completes leaves nothing behind, and need not be read.
@@ -96,6 +97,9 @@ do
       end
     elseif cancel then
       finish(g, at, rec, p, AS.cancelled, 'x', {}, front)
+    elseif kind == 4 then
+      local change = { run_at = now + say.delay, reason = say.reason, declined = true }
+      finish(g, at, rec, p, AS.surrendered, 'wait', change, front)
     elseif say.delay == 0 then
       finish(g, at, rec, p, AS.surrendered, 'front', {}, front)
     else

@@ -37,6 +37,7 @@ do
     p.retention = duration(RETENTION)
     if has(flags, MAX_FAILURES) then at = at + 4 end
     if has(flags, RETRY) then at = at + 32 end
+    if has(flags, VERSION) then at = at + 4 end
     if has(flags, HEADERS) then
       local count = u4(rec, at)
       at = at + 4
@@ -54,7 +55,8 @@ do
       at = at + 4 + u4(rec, at)
       p.result = sub(rec, from, at - 1)
     end
-    if has(flags, HISTORY) then p.history = sub(rec, at) end
+    if has(flags, DECLINED) then p.declined = sub(rec, -8) end
+    if has(flags, HISTORY) then p.history = sub(rec, at, p.declined and -9 or -1) end
     return p
   end
 
@@ -77,6 +79,8 @@ do
     local checkpoint = change.checkpoint or p.checkpoint
     local result = change.result or p.result
     local history = change.ended and lengthen(p.history, change.ended) or p.history
+    local declined = p.declined
+    if change.ended then declined = change.declined and (declined or p8(now)) end
     local weight = u4(rec, 53)
     if change.checkpoint then weight = weight - (p.saved or 20) + #change.checkpoint end
     if change.ended then weight = weight + #history - (p.history and #p.history or 4) end
@@ -84,7 +88,9 @@ do
     if checkpoint then flags = flags + CHECKPOINT end
     if result then flags = flags + RESULT end
     if history then flags = flags + HISTORY end
+    if declined then flags = flags + DECLINED end
     local tail = sub(rec, 57, p.rest - 1) .. (checkpoint or '') .. (result or '') .. (history or '')
+      .. (declined or '')
     return pack('<I4', 56 + #tail) .. sub(rec, 5, 6)
       .. pack('<I2I4I4', flags, change.failures or u4(rec, 9), change.expiries or u4(rec, 13))
       .. sub(rec, 17, 40) .. (change.run_at and p8(change.run_at) or sub(rec, 41, 48))

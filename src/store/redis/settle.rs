@@ -107,6 +107,7 @@ fn put_outcome(data: &mut Out, outcome: &Outcome) {
             (2, micros(*delay), number, None, reason)
         }
         Outcome::Bury { reason } => (3, 0, 0, None, clipped(reason)),
+        Outcome::Decline { delay, reason } => (4, micros(*delay), 0, None, clipped(reason)),
     };
     data.u8(kind).u64(delay).u64(mark);
     match result {

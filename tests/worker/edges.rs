@@ -8,6 +8,7 @@ use std::fmt;
 use std::future::{Future, pending};
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -805,7 +806,8 @@ async fn a_dropped_enqueue_stores_its_job_all_the_same() {
     {
         let mut enqueue = std::pin::pin!(client.enqueue(&Add { n: 0 }));
         // Polled once, as by a caller that loses patience.
-        std::future::poll_fn(|cx| std::task::Poll::Ready(drop(enqueue.as_mut().poll(cx)))).await;
+        let poll = std::future::poll_fn(|cx| Poll::Ready(enqueue.as_mut().poll(cx)));
+        assert!(poll.await.is_pending());
     }
     until(&client, |queue| queue.counts.ready == 1).await;
 }

@@ -36,6 +36,7 @@
 //! | `leasehold_queue_jobs` | gauge, jobs | store, queue, state | in the store |
 //! | `leasehold_queue_parked_jobs` | gauge, jobs | store, queue | behind another of their exclusive key |
 //! | `leasehold_queue_paused` | gauge, 0 or 1 | store, queue | grants nothing |
+//! | `leasehold_clock_behind_seconds` | gauge, seconds | store, queue | how far the clock is behind the queue's tokens, after it was set back |
 //! | `leasehold_oldest_ready_seconds` | gauge, seconds | store, queue | how long the job next in line has been due |
 //! | `leasehold_ledger_enqueued_total` | counter, jobs | store, queue | the store's ledger: stored |
 //! | `leasehold_ledger_granted_total` | counter, leases | store, queue | the store's ledger: granted |

@@ -78,9 +78,9 @@ impl<J: Job, H: Handler<J> + ?Sized> Handler<J> for Arc<H> {
 
 /// What [`Worker::handle`](crate::Worker::handle) takes: a [`Handler`], or a plain function.
 ///
-/// The function is asynchronous and takes the job, its [`Context`] and up to four
-/// [`State`](crate::State)s. Its error is anything that `?` makes a [`Failure`] of. `M` tells these
-/// apart, and is always inferred.
+/// The function is asynchronous and takes the job, its [`Context`] and up to four values of
+/// [`State`]. Its error is anything that `?` makes a [`Failure`] of. `M` tells these apart, and is
+/// always inferred.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a handler",
     label = "neither a function that a worker can call, nor a `leasehold::Handler`",

@@ -118,6 +118,13 @@ fn words(view: &JobView) -> Html {
             }
         }
     }
+    if let Some(since) = job.declined_since.filter(|_| !view.state.is_settled()) {
+        put!(
+            html,
+            " First declined {}: no worker that claimed it can work its kind or payload yet.",
+            ago(since, now)
+        );
+    }
     if job.is_suspect() && !view.state.is_settled() {
         put!(
             html,

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use leasehold::inspect::Page;
-use leasehold::job::{JobState, QueueName};
+use leasehold::job::{JobState, Kind, QueueName};
+use leasehold::{Context, Failure, Job, NewJob};
 use leasehold_web::Dashboard;
 
 use crate::dashboard::http::{Events, LONG, get, send};
@@ -299,4 +300,49 @@ async fn a_stream_sends_what_changes() {
     // The same address is a page for whoever wants a page.
     let page = send(at, "GET", "/queues", &["Accept: text/html"], "").await;
     assert!(page.body.starts_with("<!doctype html>"));
+}
+
+#[tokio::test]
+async fn the_page_of_a_declined_job_says_since_when_and_why() {
+    #[derive(serde::Serialize, serde::Deserialize)]
+    struct Known;
+
+    impl Job for Known {
+        const KIND: &'static str = "known";
+    }
+
+    let client = memory();
+    let unknown = Kind::new("unknown").unwrap();
+    let id = client
+        .enqueue(NewJob::raw(QueueName::default(), unknown, "{}"))
+        .await
+        .unwrap()
+        .id();
+    let at = serve(Dashboard::new(client.clone()), "/").await;
+    let page = format!("/jobs/{id}");
+    let before = get(at, &page).await;
+    assert!(!before.body.contains("First declined"), "{}", before.body);
+
+    let worker = client
+        .worker()
+        .handle(|_: Known, _: Context| async { Ok::<(), Failure>(()) })
+        .start()
+        .unwrap();
+    let is_declined = async || {
+        let view = client.job(id).await.unwrap().unwrap();
+        view.job.declined_since.is_some() && view.state != JobState::Leased
+    };
+    tokio::time::timeout(LONG, async {
+        while !is_declined().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+    .expect("the worker declines it");
+    let declined = get(at, &page).await;
+    for fact in ["First declined", "no handler for kind"] {
+        assert!(declined.body.contains(fact), "{fact}: {}", declined.body);
+    }
+    worker.drain();
+    worker.await.unwrap();
 }

@@ -131,6 +131,20 @@ fn spread(few: u64) -> impl Iterator<Item = u64> {
     (1..=few).map(|nth| nth * STRIDE)
 }
 
+/// So many seeds in which a resource refuses a stale owner: few do, and where to look is known from
+/// memory.
+fn refusing(few: usize) -> impl Iterator<Item = u64> {
+    let refuses = |seed: &u64| {
+        let case = Case {
+            goal: Goal::Safety,
+            engine: Engine::Memory,
+            seed: *seed,
+        };
+        case.run(Variant::Sound).seen.writes_refused > 0
+    };
+    (1..=1_000).filter(refuses).take(few)
+}
+
 /// Runs the seeds on all cores, or on as many as `LEASEHOLD_THREADS`, and returns what was seen.
 fn sweep(goal: Goal, engine: Engine, seeds: &[u64]) -> Seen {
     let (next, total) = (AtomicUsize::new(0), Mutex::new(Seen::default()));
@@ -189,7 +203,8 @@ fn after_the_troubles_the_backlog_drains_on_sqlite() {
 #[test]
 #[ignore = "needs postgresql: ./tests/run"]
 fn nothing_forbidden_happens_on_postgres() {
-    let seen = sweep(Goal::Safety, Engine::Postgres, &seeds(spread(60), 2_000));
+    let daily = spread(60).chain(refusing(4));
+    let seen = sweep(Goal::Safety, Engine::Postgres, &seeds(daily, 2_000));
     assert_eq!(seen.missing(), Vec::<&str>::new(), "the tables do not bite");
 }
 

@@ -297,11 +297,15 @@ impl Target {
             file, made: true, ..
         } = self
         {
-            for end in ["", "-wal", "-shm", "-turn", "-reserve"] {
+            let beside = |end: &str| {
                 let mut path = file.clone().into_os_string();
                 path.push(end);
-                let _ = std::fs::remove_file(path);
+                path
+            };
+            for end in ["", "-wal", "-shm", "-turn", "-reserve"] {
+                let _ = std::fs::remove_file(beside(end));
             }
+            let _ = std::fs::remove_dir_all(beside("-sleepers"));
         }
     }
 }

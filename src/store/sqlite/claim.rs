@@ -126,7 +126,10 @@ impl Tx<'_> {
         {
             return Ok(None);
         }
-        let mut claimed = Claimed::default();
+        let mut claimed = Claimed {
+            clock_behind: self.issuer()?.clock_behind(now),
+            ..Claimed::default()
+        };
         for wanted in &request.queues {
             let Some(queue) = self.known(&wanted.queue)? else {
                 continue;

@@ -17,6 +17,8 @@ use crate::world::{TERM, World, assert_in_order, figures};
 
 /// Not smaller: the store's log alone takes 16 MiB before it is used again.
 const SIZE: &str = "48m";
+/// How soon jobs are taken again once there is room: a second, and time for a busy machine.
+const PUT_BACK: Duration = Duration::from_secs(10);
 
 /// The control arm: a queue that acknowledges what it wrote and does not look whether it could.
 struct Careless {
@@ -25,6 +27,9 @@ struct Careless {
 }
 
 impl Careless {
+    /// So many bytes that what the store gives up of its reserve cannot hold all of its lines.
+    const LINE: usize = 20_000;
+
     fn on(disk: &SmallDisk) -> Self {
         let path = disk.path().join("careless");
         let acknowledged = 0;
@@ -32,7 +37,7 @@ impl Careless {
     }
 
     fn enqueue(&mut self) {
-        let mut line = "x".repeat(1_000);
+        let mut line = "x".repeat(Self::LINE);
         line.push('\n');
         let file = File::options().create(true).append(true).open(&self.path);
         let _ = file.and_then(|mut file| file.write_all(line.as_bytes()));
@@ -42,7 +47,7 @@ impl Careless {
     fn stored(&self) -> usize {
         let text = std::fs::read_to_string(&self.path).unwrap_or_default();
         let lines = text.split_terminator('\n');
-        lines.filter(|line| line.len() == 1_000).count()
+        lines.filter(|line| line.len() == Self::LINE).count()
     }
 }
 
@@ -83,7 +88,7 @@ async fn full_disk() {
     let mut careless = Careless::on(&disk);
     (0..100).for_each(|_| careless.enqueue());
     let ballast = disk.fill(0);
-    let (mut refused, mut first) = (0, None);
+    let (mut refused, mut first, mut stored_after) = (0, None, 0);
     let start = std::time::Instant::now();
     // Room that was used before is used again, so not every call is refused.
     while first.is_none() || start.elapsed() < 2 * TERM {
@@ -100,14 +105,22 @@ async fn full_disk() {
     }
     let full = world.look().await;
     ballast.drop_all();
-    for _ in 0..5 {
-        stored += world
-            .client
-            .enqueue_many(vec![job(); 10])
-            .await
-            .unwrap()
-            .len();
+    // What was given up of the reserve is put back first, which is tried once a second.
+    let since = std::time::Instant::now();
+    while stored_after < 50 {
+        match world.client.enqueue_many(vec![job(); 10]).await {
+            Ok(jobs) => stored_after += jobs.len(),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Full, "{error}");
+                assert!(
+                    since.elapsed() < PUT_BACK,
+                    "there is room, and still: {error}"
+                );
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
     }
+    stored += stored_after;
     let done = |view: &QueueView| view.counts.completed == view.ledger.enqueued;
     let queue = world.until("everything to be done", done).await;
     for worker in &mut workers {

@@ -329,15 +329,14 @@ async fn stranded(arm: Arm) -> usize {
         }
     });
     let mut seen = HashSet::new();
-    // What waits at the end, and is not found in so many claims and so long, is never found.
-    let (mut idle, mut found) = (0, Instant::now());
-    let patience = Duration::from_secs(1);
-    while running.load(Ordering::Relaxed) > 0 || idle < 20 || found.elapsed() < patience {
+    // What waits at the end, and is not found in so many claims, is never found. Claims count from
+    // the last commit on: one before it has found nothing of it.
+    let mut idle = 0;
+    while idle < 20 {
+        let all_committed = running.load(Ordering::Relaxed) == 0;
         let grants = world.caller.claim(5, TERM).await;
-        idle += 1;
-        if !grants.is_empty() {
-            (idle, found) = (0, Instant::now());
-        }
+        let found_nothing = all_committed && grants.is_empty();
+        idle = if found_nothing { idle + 1 } else { 0 };
         for grant in grants {
             for lease in &grant.leases {
                 let id = lease.job.id;

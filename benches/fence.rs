@@ -209,7 +209,7 @@ async fn in_postgres() {
     compare("PostgreSQL, one transaction", 500, async |side, token| {
         let tx = client.transaction().await.unwrap();
         if side == Side::Fenced {
-            (&tx).open(&scope, token).await.unwrap();
+            postgres::open(&tx, &scope, token).await.unwrap();
         }
         let debit = "UPDATE account SET balance = balance - 1";
         tx.execute_typed(debit, &[]).await.unwrap();

@@ -5,13 +5,17 @@
 //! ```
 //! drain: one worker with an empty handler takes all jobs; the bare table gives rows away, a
 //! hundred in a transaction (`DELETE … SKIP LOCKED RETURNING`). The sides take turns; figures are
-//! medians. depth: CPU of the server and of this process for a job, in a long queue and in a short
-//! one. wait: from the call of enqueue in one process's client to the start of the handler in
-//! another's. size: what the tables take on disk after many jobs have gone through the queue.
+//! medians. depth: CPU of the server and of this process for a job, in a long queue and in a
+//! short one. wait: from the call of enqueue in one process's client to the start of the handler
+//! in another's. size: what the tables take on disk after many jobs have gone through the queue.
+//! held: the rate from enqueue to the end after many jobs, beside a transaction that has written
+//! and stays open all the time, in the same database or in another, and beside none; with jobs
+//! that have no keys, and with jobs that have some.
 //!
 //! `LEASEHOLD_BENCH_JOBS` jobs in a round, `_ROUNDS` rounds, `_DEPTH` the long queue's length,
-//! `_THROUGH` jobs through the queue for its size, `_CLAIMERS` workers beside each other,
-//! `_PARTS` which of `speed,depth,wait,beside,size` to run: all, unless it is said.
+//! `_THROUGH` jobs through the queue for its size, `_HELD` before the rates are taken,
+//! `_CLAIMERS` workers beside each other, `_PARTS` which of `speed,depth,wait,beside,size,held`
+//! to run: all, unless it is said. `_ONLY` which of `plain,keyed` the last of them takes.
 
 #![allow(clippy::disallowed_methods, reason = "a benchmark measures real time")]
 
@@ -228,6 +232,131 @@ async fn size(server: &Server, through: usize) {
     );
 }
 
+/// A server, and a transaction that stays open there.
+struct Held {
+    arm: &'static str,
+    client: Client,
+    open: Option<tokio_postgres::Client>,
+    _server: Server,
+    done: usize,
+}
+
+impl Held {
+    async fn new(arm: &'static str, kind: &str) -> Self {
+        let server = Server::start(&["max_connections=400"]);
+        let ours = client(&server, &format!("held-{kind}")).await;
+        let mut open = None;
+        if arm != "none" {
+            let db = server.client().await;
+            db.batch_execute("CREATE DATABASE another")
+                .await
+                .expect("a database");
+            let mut config = server.config();
+            if arm == "another" {
+                config.dbname("another");
+            }
+            let (db, connection) = config
+                .connect(tokio_postgres::NoTls)
+                .await
+                .expect("a connection");
+            tokio::spawn(connection);
+            let write = "CREATE TABLE held (n int); BEGIN; INSERT INTO held VALUES (1)";
+            db.batch_execute(write).await.expect("a transaction");
+            open = Some(db);
+        }
+        Self {
+            arm,
+            client: ours,
+            open,
+            _server: server,
+            done: 0,
+        }
+    }
+
+    /// Jobs come and go at once, as in a service. Returns how many a second are enqueued, claimed
+    /// and settled: a worker that only ran them would leave the settlements to the next.
+    async fn rate(&mut self, jobs: usize, is_keyed: bool) -> f64 {
+        let (from, till) = (self.done, self.done + jobs);
+        self.done = till;
+        let feeding = async {
+            let next = Arc::new(AtomicU64::new(from as u64));
+            let mut callers = tokio::task::JoinSet::new();
+            for _ in 0..8 {
+                let (client, next) = (self.client.clone(), Arc::clone(&next));
+                callers.spawn(async move {
+                    loop {
+                        let from = next.fetch_add(BATCH as u64, Ordering::Relaxed) as usize;
+                        if from >= till {
+                            return;
+                        }
+                        let jobs = (from..(from + BATCH).min(till))
+                            .map(|n| if is_keyed { keyed(n) } else { job(n) });
+                        client.enqueue_many(jobs).await.expect("enqueued");
+                    }
+                });
+            }
+            while let Some(caller) = callers.join_next().await {
+                caller.expect("a caller");
+            }
+        };
+        let handler = |_: common::Numbered, _: Context| async { Ok::<_, Failure>(()) };
+        let settled = async {
+            feeding.await;
+            while self.client.ledger().await.expect("a ledger").completed < till as u64 {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let worker = self.client.worker().handle(handler).slots(SLOTS);
+        let start = Instant::now();
+        worker.run_until(settled).await.expect("a worker");
+        let rate = jobs as f64 / start.elapsed().as_secs_f64();
+        if let Some(open) = &self.open {
+            let alive = open.query_typed_one("SELECT count(*) FROM held", &[]).await;
+            assert_eq!(alive.expect("it is open").get::<_, i64>(0), 1);
+        }
+        rate
+    }
+}
+
+/// With a key of each sort, and kept for a moment.
+fn keyed(n: usize) -> NewJob {
+    let keyed = job(n).unique(format!("u{n}")).expect("a key");
+    let keyed = keyed.exclusive(format!("e{n}")).expect("a key");
+    keyed.retention(Duration::from_secs(1))
+}
+
+async fn held(before: usize, jobs: usize, rounds: usize) {
+    let only = std::env::var("LEASEHOLD_BENCH_ONLY").unwrap_or_default();
+    for (kind, is_keyed) in [("plain", false), ("keyed", true)] {
+        if !only.is_empty() && only != kind {
+            continue;
+        }
+        let mut sides = Vec::new();
+        for arm in ["none", "same", "another"] {
+            let mut side = Held::new(arm, kind).await;
+            for _ in 0..before.div_ceil(jobs) {
+                side.rate(jobs, is_keyed).await;
+            }
+            sides.push((side, Vec::new()));
+        }
+        for _ in 0..rounds {
+            for (side, rates) in &mut sides {
+                rates.push(side.rate(jobs, is_keyed).await);
+            }
+        }
+        let alone = sides[0].1.clone();
+        for (side, rates) in sides {
+            let ratios = rates.iter().zip(&alone).map(|(rate, alone)| rate / alone);
+            println!(
+                "held    {kind}, {before} jobs before, open transaction in {:>7} database: {:>6.0} jobs/s, ratio {:.2} (aim 0.7)",
+                side.arm,
+                median(rates.iter().copied()),
+                median(ratios),
+            );
+        }
+    }
+}
+
 /// Claims of one queue go one after the other: what that costs many workers.
 async fn side_by_side(server: &Server, jobs: usize, most: usize) {
     for workers in [1, most] {
@@ -289,7 +418,7 @@ fn main() {
     let claimers = setting("CLAIMERS", 8, 2);
     let server = Server::start(&["max_connections=400"]);
     let parts = std::env::var("LEASEHOLD_BENCH_PARTS");
-    let parts = parts.unwrap_or_else(|_| "speed,depth,wait,beside,size".into());
+    let parts = parts.unwrap_or_else(|_| "speed,depth,wait,beside,size,held".into());
     let runs = |part: &str| parts.split(',').any(|named| named == part);
     common::runtime().block_on(async {
         if runs("speed") {
@@ -306,6 +435,9 @@ fn main() {
         }
         if runs("size") {
             size(&server, through).await;
+        }
+        if runs("held") {
+            held(setting("HELD", 1_000_000, 5_000), jobs, rounds).await;
         }
     });
 }

@@ -114,7 +114,7 @@ impl Probe {
             .await
             .expect("INFO");
         let mut lines = text.lines();
-        let line = lines.find(|line| line.starts_with("cmdstat_evalsha:"));
+        let line = lines.find(|line| line.starts_with("cmdstat_fcall:"));
         let usec = line.and_then(|line| line.split("usec=").nth(1));
         let usec = usec.and_then(|usec| usec.split(',').next());
         usec.and_then(|usec| usec.parse().ok()).unwrap_or(0.0)
@@ -154,7 +154,7 @@ impl Probe {
             let redis::Value::Array(words) = parts.get(3)? else {
                 return None;
             };
-            let called = matches!(words.first()?, redis::Value::BulkString(w) if w == b"EVALSHA");
+            let called = matches!(words.first()?, redis::Value::BulkString(w) if w == b"FCALL");
             called.then_some(*micros)
         };
         rows.iter().filter_map(row).max().unwrap_or_default()

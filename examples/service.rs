@@ -6,6 +6,8 @@
 //! `contrib/deploy` has files for programs like this one: a pod and a unit that ask `/healthz` and
 //! `/readyz`, send SIGTERM, and wait longer than a drain takes.
 
+use std::time::Duration;
+
 use axum::Router;
 use leasehold::worker::shutdown_signal;
 use leasehold::{Client, Context, Failure, Job};
@@ -52,22 +54,30 @@ async fn main() -> anyhow::Result<()> {
     let name = "world".to_owned();
     client.enqueue(&Greet { name }).await?;
 
-    let drained = worker.clone();
+    let drains = worker.clone();
     let ending = async move {
         tokio::select! {
-            () = shutdown_signal() => worker.drain(),
+            () = shutdown_signal() => drains.drain(),
             // It could not go on: the process ends, and a supervisor starts it again.
-            _ = worker.join() => {}
+            _ = drains.join() => {}
         }
         // Until the worker has drained, the server answers those who ask how it is.
-        let _ = worker.join().await;
-        // An open page would hold up the server.
-        dashboard.close();
+        let _ = drains.join().await;
     };
-    axum::serve(listener, app)
+    let overdue = async {
+        let _ = worker.join().await;
+        // For the answers that are under way. Nobody who reads slowly, or has sent half a request,
+        // keeps the process until it is killed.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    };
+    let server = axum::serve(listener, app)
         .with_graceful_shutdown(ending)
-        .await?;
-    let report = drained.join().await?;
+        .into_future();
+    tokio::select! {
+        ended = server => ended?,
+        () = overdue => {}
+    }
+    let report = worker.join().await?;
     println!("unsettled: {}", report.unsettled);
     Ok(())
 }

@@ -27,6 +27,8 @@ use crate::store::{Checkpoint, Checkpointed, RedisStore, RequestId};
 /// How long the call is repeated before the handler is told that it is unknown what came of it.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 
+const COMPLETED_OR_NOT: &str = "the job may or may not have been completed";
+
 /// What a handler awaits is part of its own type: one as deep as a store's step is more than the
 /// compiler looks into.
 fn boxed<'a, T>(
@@ -117,9 +119,21 @@ impl RedisContext for Context {
         #[cfg(feature = "testing")]
         crate::point::await_point().await;
         let ending = Ending::of(self);
-        let verdict = self.complete_by(&commands).await?;
+        // Until its answer is known, also if the handler is dropped meanwhile.
+        self.lease().doubt();
+        let completed = self.complete_by(&commands).await;
+        let in_doubt = match &completed {
+            Ok((_, was_lost)) => *was_lost,
+            Err(error) => error.kind() == ErrorKind::Unknown,
+        };
+        if !in_doubt {
+            self.lease().clear_doubt();
+        }
+        let (verdict, _) = completed?;
         if !verdict.is_held() {
-            return Err(self.refused(Verb::Settle));
+            let refused = self.refused(Verb::Settle);
+            let unknown = || Error::new(ErrorKind::Unknown, COMPLETED_OR_NOT).into();
+            return Err(if in_doubt { unknown() } else { refused });
         }
         ending.committed(verdict);
         Ok(())
@@ -147,7 +161,7 @@ impl RedisContext for Context {
         };
         // Its number makes it safe to go again under a new id: what is saved is not done again.
         let why = "the commands may or may not have been run";
-        match self.until_known(why, call).await? {
+        match self.until_known(why, call).await?.0 {
             Checkpointed::Saved { cancel, .. } => {
                 self.was_saved(seq, cancel);
                 Ok(())
@@ -162,7 +176,7 @@ impl RedisContext for Context {
 }
 
 impl Context {
-    async fn complete_by(&self, commands: &Commands) -> Result<Verdict> {
+    async fn complete_by(&self, commands: &Commands) -> Result<(Verdict, bool)> {
         let (receipt, result) = (&self.receipt(), self.lease().result());
         let call = |store: Arc<dyn Store>, request| {
             let result = result.clone();
@@ -171,27 +185,28 @@ impl Context {
                 boxed(store.complete_with(request, receipt, result, commands)).await
             }
         };
-        // The receipt makes it safe to go again under a new id: what was done is fenced.
-        self.until_known("the job may or may not have been completed", call)
-            .await
+        // The receipt makes it safe to go again under a new id: what was done is refused.
+        self.until_known(COMPLETED_OR_NOT, call).await
     }
 
-    /// Sends a call until its answer is known.
+    /// Sends a call until its answer is known. Also tells whether an earlier copy of it may have
+    /// been applied, the answer to which is lost for good.
     async fn until_known<T, F>(
         &self,
         in_doubt: &'static str,
         call: impl Fn(Arc<dyn Store>, RequestId) -> F,
-    ) -> Result<T>
+    ) -> Result<(T, bool)>
     where
         F: Future<Output = Result<T>>,
     {
         let mut lane = self.pool().session.lane();
+        let mut was_lost = false;
         loop {
             match lane.call(CALL_LIMIT, &call).await {
-                Answer::Known(answer) => return Ok(answer),
-                Answer::Lost => {}
-                Answer::Refused(error) => return Err(error),
-                Answer::GaveUp(error) => {
+                Answer::Known(answer) => return Ok((answer, was_lost)),
+                Answer::Lost => was_lost = true,
+                Answer::Refused(error) if !was_lost => return Err(error),
+                Answer::Refused(error) | Answer::GaveUp(error) => {
                     return Err(Error::new(ErrorKind::Unknown, in_doubt).caused_by(error));
                 }
             }

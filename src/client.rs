@@ -97,8 +97,8 @@ impl Client {
     /// Stores a job, given by value or by reference, or described as a
     /// [`NewJob`](crate::NewJob). Concurrent calls share one round trip.
     ///
-    /// Once polled, the call goes on without its caller: to drop the future, as a `timeout` does,
-    /// does not take the job back. It is stored all the same, unless the store cannot be reached.
+    /// Once polled, the call goes on without its caller. Dropping the future, as a `timeout` does,
+    /// does not take the job back: it is stored anyway, unless the store cannot be reached.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -168,7 +168,7 @@ impl Client {
         let unknown = || {
             Error::new(
                 ErrorKind::Unknown,
-                "the command may or may not have been done",
+                "the command may or may not have been carried out",
             )
         };
         match answer {
@@ -195,7 +195,7 @@ impl Client {
         inspect::queues(&**self.store()).await
     }
 
-    /// One queue, with its counts and ledger; none if nothing was ever enqueued there.
+    /// One queue, with its counts and ledger. `None` if nothing was ever enqueued there.
     ///
     /// # Errors
     /// As [`Store::inspect`].

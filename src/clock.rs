@@ -64,6 +64,12 @@ pub fn micros(d: Duration) -> u64 {
     u64::try_from(d.as_micros()).unwrap_or(u64::MAX)
 }
 
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+/// A time span as a column's value.
+pub(crate) fn nanos(duration: Duration) -> i64 {
+    i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX)
+}
+
 /// Where a store in this process gets its time from.
 ///
 /// Server stores have their server's clock instead. A test drives any store by a [`ManualClock`].

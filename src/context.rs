@@ -1,6 +1,8 @@
 //! What a handler knows about the lease it works under.
 
 use std::fmt;
+use std::marker::PhantomData;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +22,53 @@ use crate::store::{Checkpoint, Checkpointed, Enqueued};
 use crate::worker::held::{HeldGrant, HeldLease, Stop};
 use crate::worker::lost;
 use crate::worker::pool::Pool;
+
+/// What [`Context::fence`] opens: anything that is a [`Fence`], and a PostgreSQL transaction of any
+/// driver. `By` is found by the compiler.
+#[diagnostic::on_unimplemented(
+    message = "a fence cannot be opened in `{Self}`",
+    label = "a `Fence`, or a reference to a PostgreSQL transaction",
+    note = "with sqlx or diesel-async, depend on `leasehold-sqlx` or `leasehold-diesel` and name it once: \
+            `use leasehold_sqlx as _;`"
+)]
+pub trait Resource<By>: Sized {
+    /// A future of what can read and write.
+    type Opening;
+
+    #[doc(hidden)]
+    fn open_for(self, ctx: &Context) -> Self::Opening;
+}
+
+/// What [`Context::fence`] returns, to be awaited.
+pub(crate) type Opening<'f, T> = Pin<Box<dyn Future<Output = Result<T, FenceError>> + Send + 'f>>;
+
+/// A resource that is a [`Fence`] itself.
+#[derive(Debug)]
+pub struct ItsOwn<'f>(PhantomData<&'f ()>);
+
+impl<'f, F: Fence + 'f> Resource<ItsOwn<'f>> for F {
+    type Opening = Opening<'f, F::Opened>;
+
+    fn open_for(self, ctx: &Context) -> Self::Opening {
+        let (scope, token) = (ctx.scope(), ctx.token());
+        Box::pin(watched(async move { self.open(&scope, token).await }))
+    }
+}
+
+/// Opens, where a test can freeze it before and after.
+pub(crate) async fn watched<T>(
+    opening: impl Future<Output = Result<T, FenceError>>,
+) -> Result<T, FenceError> {
+    #[cfg(feature = "testing")]
+    crate::point::await_point().await;
+    let opened = opening.await?;
+    #[cfg(feature = "testing")]
+    {
+        crate::point::opened();
+        crate::point::await_point().await;
+    }
+    Ok(opened)
+}
 
 /// The lease that a handler works under. Clones are the same lease.
 #[derive(Clone)]
@@ -52,7 +101,7 @@ impl Context {
         self.held.receipt(self.index)
     }
 
-    /// The job as it is stored.
+    /// The job, as the store keeps it.
     pub fn job(&self) -> &JobRecord {
         &self.lease().job
     }
@@ -233,16 +282,8 @@ impl Context {
     /// # Errors
     /// To be returned by `?`. It ends the handler as lost if the resource has been opened for a
     /// later owner, and as a failure if the resource could not be reached.
-    pub async fn fence<F: Fence>(&self, resource: F) -> Result<F::Opened, FenceError> {
-        #[cfg(feature = "testing")]
-        crate::point::await_point().await;
-        let opened = resource.open(&self.scope(), self.token()).await?;
-        #[cfg(feature = "testing")]
-        {
-            crate::point::opened();
-            crate::point::await_point().await;
-        }
-        Ok(opened)
+    pub fn fence<R: Resource<By>, By>(&self, resource: R) -> R::Opening {
+        resource.open_for(self)
     }
 
     /// Leaves a result with the job, if it has a retention. The last call wins.

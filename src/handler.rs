@@ -16,6 +16,7 @@ use crate::job::{Job, JobRecord};
 use crate::lease::{DeclineCause, FencingToken};
 use crate::state::StateType;
 
+pub use crate::context::Resource;
 pub use crate::state::{Argument, State};
 
 /// Works jobs of one type.
@@ -79,13 +80,13 @@ impl<J: Job, H: Handler<J> + ?Sized> Handler<J> for Arc<H> {
 /// What [`Worker::handle`](crate::Worker::handle) takes: a [`Handler`], or a plain function.
 ///
 /// The function is asynchronous and takes the job, its [`Context`] and up to four values of
-/// [`State`]. Its error is anything that `?` makes a [`Failure`] of. `M` tells these apart, and is
-/// always inferred.
+/// [`State`]. Its error is anything that `?` can convert into a [`Failure`]. `M` tells the two
+/// apart, and is always inferred.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a handler",
     label = "neither a function that a worker can call, nor a `leasehold::Handler`",
     note = "a handler is an `async fn(job: J, ctx: leasehold::Context) -> Result<(), E>`,",
-    note = "with up to four arguments more, each a `leasehold::State<…>`,",
+    note = "with up to four more arguments, each a `leasehold::State<…>`,",
     note = "or a type with `#[async_trait] impl leasehold::Handler<J> for …`"
 )]
 pub trait IntoHandler<J, M = ByTrait> {
@@ -109,7 +110,7 @@ impl<J: Job, H: Handler<J>> IntoHandler<J, ByTrait> for H {
     }
 }
 
-/// A function that works jobs, and the types of its arguments beside the job and its context.
+/// A function that works jobs, and the types of its arguments after the job and its context.
 #[doc(hidden)]
 pub struct Function<F, A> {
     function: F,
@@ -122,7 +123,7 @@ impl<F, A> fmt::Debug for Function<F, A> {
     }
 }
 
-/// Functions with so many arguments beside the job and its context.
+/// Functions with this many arguments after the job and its context.
 ///
 /// What else makes a function a handler (its future is `Send`, its arguments are `State`s) is asked
 /// by `Handler`, not by `IntoHandler`: there, the compiler would say only that no arity fits.
@@ -187,7 +188,7 @@ pub(crate) enum Wish {
     Snooze(Duration),
     /// Never again.
     Bury,
-    /// The lease is not this handler's any longer: settle nothing.
+    /// This handler no longer holds the lease: settle nothing.
     Lost,
     /// A fence refused a holder that is still the current one: hand the job back, with the mark.
     Behind(FencingToken),
@@ -265,8 +266,8 @@ impl fmt::Debug for Failure {
     }
 }
 
-// `Failure` is no `std::error::Error` itself: this conversion, which makes `?` work on any error,
-// would then conflict with the one from a type into itself.
+// `Failure` does not implement `std::error::Error`: this conversion, which makes `?` work on any
+// error, would then conflict with the one from a type into itself.
 impl<E: Into<Box<dyn StdError + Send + Sync>>> From<E> for Failure {
     fn from(error: E) -> Self {
         let reason = error.into();

@@ -198,7 +198,7 @@ pub struct Ledger {
     pub buried: u64,
     /// Released after a cancel.
     pub cancelled: u64,
-    /// Expired because nobody renewed.
+    /// Expired because they were not renewed.
     pub expired_deadline: u64,
     /// Expired because the handler showed no progress.
     pub expired_stalled: u64,
@@ -213,9 +213,12 @@ pub struct Ledger {
     pub live: u64,
     /// Settlements that came after the deadline, and before anybody else was granted the job.
     pub late: u64,
-    /// Calls refused as stale: renew, settle, checkpoint. A worker does not renew a lease once its
-    /// handler has ended, so that a renewal that its own settlement overtakes is none of them; only
-    /// one that was under way before is.
+    /// Settlements and checkpoints refused as stale: what a holder tried that had been replaced. A
+    /// refused renewal is not one of them: it changes nothing, and may have been under way when its
+    /// own settlement came, which only the worker can know. The worker counts those that tell it of
+    /// a lost lease, as `leasehold_calls_fenced_total`. A store that has forgotten a session cannot
+    /// tell a settlement that is sent again from a stale holder's; the worker can, and counts it as
+    /// `leasehold_settlements_in_doubt_total`.
     pub fenced: u64,
     /// Settled jobs deleted past their retention.
     pub pruned: u64,
@@ -426,7 +429,7 @@ impl ParkedView {
     /// Jobs behind a key are counted up to this many: looking must stay cheap.
     pub const MOST: u64 = 10_000;
 
-    /// A key that so many jobs are parked behind.
+    /// A key, and how many jobs are parked behind it.
     pub fn new(key: Key, jobs: u64) -> Self {
         Self { key, jobs }
     }
@@ -561,7 +564,7 @@ fn mismatch(view: &View) -> Error {
     };
     Error::new(
         ErrorKind::Unexpected,
-        format!("the store answered another question, with {got}"),
+        format!("the store answered with {got}, which was not asked for"),
     )
 }
 

@@ -122,9 +122,9 @@ pub struct JobOptions {
 }
 
 impl JobOptions {
-    /// Priority where nobody chose one: room on both sides.
+    /// The priority by default: there is room on both sides.
     pub const DEFAULT_PRIORITY: u8 = 4;
-    /// Expiries where nobody chose a limit: one more than makes a suspect, and one to spare.
+    /// The expiry limit by default: a job is a suspect after two, and then gets three more runs.
     pub const DEFAULT_MAX_EXPIRIES: u32 = 5;
 
     const USUAL: Self = Self {
@@ -633,8 +633,11 @@ impl JobRecord {
     /// A job whose lease has expired twice waits in a line of its own: it may be what kills its
     /// workers.
     pub fn is_suspect(&self) -> bool {
-        self.expiries >= 2
+        self.expiries >= Self::SUSPECT
     }
+
+    /// The number of expiries from which on a job is a suspect.
+    pub(crate) const SUSPECT: u32 = 2;
 
     /// Bytes that count against the limit of a grant.
     pub fn weight(&self) -> usize {

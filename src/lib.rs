@@ -55,9 +55,10 @@
 //! | `transaction/`, `atomic_redis.rs`, `ending.rs` | effect, checkpoint and settlement in one transaction, or in one Redis script |
 //! | `worker/` | the runtime: `claimer`, `slots`, `renewer`, `settler`, `reaper`, `pruner`; `outcome.rs` decides what the end of a handler means (done, retry, dead), `lost.rs` what a lost lease means; `config.rs` describes a worker, `mod.rs` wires the parts |
 //! | `calls/` | calling a store so that repeats are safe: session, lane, merge |
-//! | `store/` | the [`Store`] trait, and a folder per engine with a file per verb: `memory`, `sqlite`, `postgres`, `redis`; what the SQL stores share is in `sql` |
+//! | `store/` | the [`Store`] trait, and a folder per engine with a file per verb: `memory`, `sqlite`, `postgres`, `redis`; `cursor.rs` is what the SQL stores share |
 //! | `rules/` | pure functions: what may happen to a job, what each end of a lease means, which token is next |
 //! | `job.rs`, `lease.rs`, `token.rs`, `receipt.rs`, `terms.rs`, `settings.rs`, `history.rs`, `names.rs`, `limits.rs`, `error.rs`, `sqlite_error.rs` | values |
+//! | `driver/` | what a PostgreSQL driver has to be able to do, and the limits on a transaction under a lease |
 //! | `panics.rs`, `point.rs` | catching panics of user code; where a test can make a handler stand still |
 //! | `clock.rs` | the only file that reads a clock |
 //! | `fence/` | refusing a replaced owner where the effect happens: a file per kind of resource |
@@ -65,7 +66,8 @@
 //! | `hooks/` | hidden seams for the tests and the crates below |
 //! | `guide/` | the guide, whose code is compiled as tests |
 //!
-//! Four crates build on this one: `leasehold-cli` (the `leasehold` command), `leasehold-web` (the
+//! Six crates build on this one: `leasehold-sqlx` and `leasehold-diesel` (its calls in transactions
+//! of sqlx and diesel-async), `leasehold-cli` (the `leasehold` command), `leasehold-web` (the
 //! dashboard and `/metrics`), `leasehold-testing` (tests for your handlers) and
 //! `leasehold-conformance` (tests for your stores and fences).
 //!
@@ -89,6 +91,9 @@ mod calls;
 mod client;
 pub mod clock;
 mod context;
+#[cfg(feature = "postgres")]
+#[doc(hidden)]
+pub mod driver;
 #[cfg(any(feature = "sqlite", feature = "postgres", feature = "redis"))]
 mod ending;
 pub mod error;
@@ -133,7 +138,7 @@ pub use lease::{FencingToken, LeaseTerms};
 pub use retry::RetryPolicy;
 pub use state::State;
 pub use store::Store;
-pub use worker::{QueueConfig, Worker, WorkerHandle};
+pub use worker::{QueueConfig, Worker};
 
 /// The code in the README is compiled with the tests.
 #[cfg(doctest)]

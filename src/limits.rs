@@ -1,5 +1,5 @@
-//! The limits of the contract, and the checks that name them in errors. They hold in every store,
-//! whatever its engine could bear.
+//! The limits of the contract, and the checks that name them in errors. They are the same in every
+//! store, whatever its engine could handle.
 
 use std::time::Duration;
 

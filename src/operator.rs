@@ -62,6 +62,16 @@ impl Operator {
         self.command(ControlCommand::Resume(queue)).await
     }
 
+    /// Deletes a queue that has no jobs, with its settings and its ledger.
+    ///
+    /// # Errors
+    /// `InvalidInput` if it has jobs in any state: purge them first. As
+    /// [`Store::control`](crate::Store::control).
+    pub async fn remove(&self, queue: impl AsRef<str>) -> Result<Controlled> {
+        let queue = QueueName::new(queue)?;
+        self.command(ControlCommand::Remove(queue)).await
+    }
+
     /// Changes how a queue behaves: with `relaxed`, a job that waits for its retry lets the next
     /// job of its exclusive key run.
     ///

@@ -80,7 +80,12 @@ impl RetryPolicy {
             return Err(Error::invalid("factor", self.factor, "a number from 1"));
         }
         duration("base", self.base)?;
-        duration("cap", self.cap)
+        duration("cap", self.cap)?;
+        if self.cap < self.base {
+            let least = format!("at least the base, {:?}", self.base);
+            return Err(Error::invalid("cap", format!("{:?}", self.cap), least));
+        }
+        Ok(())
     }
 }
 
@@ -126,5 +131,7 @@ mod tests {
         assert_eq!(policy.validate().unwrap_err().field(), Some("factor"));
         let endless = RetryPolicy::constant(Duration::MAX);
         assert_eq!(endless.validate().unwrap_err().field(), Some("base"));
+        let swapped = RetryPolicy::exponential(Duration::from_secs(10), Duration::from_secs(1));
+        assert_eq!(swapped.validate().unwrap_err().field(), Some("cap"));
     }
 }

@@ -1,4 +1,4 @@
-//! What can be said about runs at three places: for one job, for a queue, for a worker.
+//! The settings of runs, which a job, a queue and a worker can each have.
 
 use std::time::Duration;
 
@@ -8,30 +8,32 @@ use crate::error::{Error, Result};
 use crate::limits::positive;
 use crate::retry::RetryPolicy;
 
-/// How often and how long a job may run. What a job leaves open its queue decides, and what the
-/// queue leaves open the worker.
+/// How often and how long a job may run. A setting that the job leaves open is taken from its
+/// queue, and one that the queue leaves open from the worker.
 ///
 /// Set by [`JobOptions`](crate::job::JobOptions), [`QueueConfig`](crate::QueueConfig) and
 /// [`Worker`](crate::Worker), with setters of the same names.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RunSettings {
-    /// How long to wait between failures. By default [`RetryPolicy::default`].
+    /// How long to wait between failures. By default half a second to a second after the first,
+    /// twice as long each time, up to 10 minutes.
     pub retry: Option<RetryPolicy>,
     /// Failures after which the job is dead. 10 by default.
     pub max_failures: Option<u32>,
     /// How long one run of the handler may take. Unlimited by default: the lease of a dead worker
     /// ends by itself, and a stall limit catches one that hangs.
     pub timeout: Option<Duration>,
-    /// How long a run may go without progress before its lease lapses. Unlimited by default.
+    /// How long a run may go without [`Context::progress`](crate::Context::progress) or a
+    /// checkpoint before its lease lapses. Unlimited by default.
     pub stall_limit: Option<Duration>,
 }
 
 impl RunSettings {
-    /// Failures after which a job is dead, where nobody chose a limit.
+    /// Failures after which a job is dead, unless another limit is set.
     pub const DEFAULT_MAX_FAILURES: u32 = 10;
 
-    /// Nothing said.
+    /// All settings left open.
     pub(crate) const OPEN: Self = Self {
         retry: None,
         max_failures: None,
@@ -39,7 +41,7 @@ impl RunSettings {
         stall_limit: None,
     };
 
-    /// These, and the others' where they say nothing.
+    /// These settings, with those left open taken from `others`.
     #[must_use]
     pub fn or(self, others: Self) -> Self {
         Self {
@@ -70,28 +72,29 @@ impl RunSettings {
 /// The setters of what has [`RunSettings`] in a field `runs`.
 macro_rules! run_setters {
     () => {
-        /// How long to wait between failures. By default half a second to a second after the first,
-        /// twice as long each time, up to 10 minutes.
+        /// How long to wait between failures:
+        /// [`RunSettings::retry`](crate::job::RunSettings::retry).
         pub fn retry(mut self, retry: crate::retry::RetryPolicy) -> Self {
             self.runs.retry = Some(retry);
             self
         }
 
-        /// Failures after which a job is dead. 10 by default.
+        /// Failures after which a job is dead:
+        /// [`RunSettings::max_failures`](crate::job::RunSettings::max_failures).
         pub fn max_failures(mut self, failures: u32) -> Self {
             self.runs.max_failures = Some(failures);
             self
         }
 
-        /// How long one run of the handler may take. Unlimited by default: the lease of a dead
-        /// worker ends by itself, and a stall limit catches one that hangs.
+        /// How long one run of the handler may take:
+        /// [`RunSettings::timeout`](crate::job::RunSettings::timeout).
         pub fn timeout(mut self, timeout: std::time::Duration) -> Self {
             self.runs.timeout = Some(timeout);
             self
         }
 
-        /// How long a run may go without [`Context::progress`](crate::Context::progress) or a
-        /// checkpoint before its lease lapses. Unlimited by default.
+        /// How long a run may go without progress before its lease lapses:
+        /// [`RunSettings::stall_limit`](crate::job::RunSettings::stall_limit).
         pub fn stall_limit(mut self, limit: std::time::Duration) -> Self {
             self.runs.stall_limit = Some(limit);
             self

@@ -1,7 +1,8 @@
 //! What the handlers and layers of a worker share: given once, found by its type.
 //!
-//! A function takes it as an argument, [`State`]; everybody else asks [`Context::state`]. What the
-//! functions of a worker take is known before it starts, and so is what it was not given.
+//! A function takes it as an argument, [`State`]; other handlers and layers ask
+//! [`Context::state`]. What the functions of a worker take is known before it starts, so a worker
+//! that was not given it does not start.
 
 use std::any::{Any, TypeId, type_name};
 use std::collections::HashMap;
@@ -11,7 +12,7 @@ use crate::handler::Failure;
 
 /// A handler's argument: what [`Worker::state`](crate::Worker::state) was given of this type.
 ///
-/// Each run gets a clone, as cheap as that of a connection pool. What is no such handle is shared
+/// Each run gets a clone, as cheap as that of a connection pool. Anything else is best shared
 /// as `State<Arc<T>>`, and given as `Arc::new(…)`. A worker that was not given what one of its
 /// handlers takes does not start.
 ///
@@ -41,7 +42,7 @@ use crate::handler::Failure;
 #[derive(Clone, Copy, Debug)]
 pub struct State<T>(pub T);
 
-/// What a function can take beside a job and its context: [`State`].
+/// What a function can take after a job and its context: [`State`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be an argument of a handler",
     label = "takes an argument that is neither the job, nor its context, nor a `State<…>`",

@@ -100,7 +100,7 @@ impl MergedCall for EnqueueJobs {
 
 /// For a store that answers for fewer jobs than it was given.
 pub(crate) fn no_answer() -> Error {
-    Error::new(ErrorKind::Unexpected, "the store answered for no job").during(Verb::Enqueue)
+    Error::new(ErrorKind::Unexpected, "the store's answer left out the job").during(Verb::Enqueue)
 }
 
 /// Counts jobs by queue and kind; neighbours that are alike are counted together.

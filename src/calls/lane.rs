@@ -1,9 +1,9 @@
 //! Repeating a call until its answer is known.
 //!
-//! A [`Lane`] numbers the calls of one component, of which one is in flight at a time. If the store
-//! does not answer, the same request is sent again under the same id until it does. Once the
-//! session is gone the answer cannot be had any more. What is safe then depends on the verb: the
-//! caller gets [`Answer::Lost`] and decides.
+//! A [`Lane`] numbers the calls of one component and sends them one at a time. If the store does
+//! not answer, the same request is sent again under the same id until it does. Once the session is
+//! gone, the answer is no longer available. What is safe then depends on the verb: the caller gets
+//! [`Answer::Lost`] and decides.
 //!
 //! **Invariant.** Once one copy of a call may have been applied, the call never ends as `Refused`,
 //! whatever the later copies are told.
@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::session::Session;
 use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Result};
-use crate::store::{RequestId, SessionId, Store};
+use crate::store::{InHand, RequestId, SessionId, Store};
 
 /// A sequence of calls: one in flight, in order.
 pub(crate) struct Lane {
@@ -47,7 +47,7 @@ pub(crate) enum Answer<T> {
     Known(T),
     /// The session is gone, and an earlier copy of the call may have been applied.
     Lost,
-    /// The call is certain to have done nothing, and repeating it will not help.
+    /// The call is certain to have done nothing, and repeating it will not help, or not soon.
     Refused(Error),
     /// Still unanswered when the time was up: unknown.
     GaveUp(Error),
@@ -116,7 +116,9 @@ impl Lane {
                 }
             };
             let full = error.kind() == ErrorKind::Full && !self.waits_for_room && !in_doubt;
-            let worth_it = (error.is_transient() && !full)
+            // The other items of the call need not wait with these.
+            let in_hand = InHand::of(&error).is_some() && !in_doubt;
+            let worth_it = (error.is_transient() && !full && !in_hand)
                 || error.kind() == ErrorKind::SessionLost
                 || (in_doubt && error.kind() == ErrorKind::Unexpected);
             let ended = |error| {

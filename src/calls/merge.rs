@@ -5,32 +5,41 @@
 //! way. The driver is a task of its own: a caller that gives up must not take its neighbours' items
 //! with it. Where order does not matter, a second driver starts once [`BESIDE`] items wait, so that
 //! the store finds the next call at hand when it is done with one.
+//!
+//! If the store names items that wait for somebody else's transaction ([`InHand`]), the call goes
+//! again without the callers whose items these are. Each of them is then tried by itself, in turn,
+//! on a lane beside the others.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
-use super::lane::{Answer, Lane};
+use super::lane::{Answer, Lane, spread};
 use super::session::Session;
+use crate::clock::monotonic;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::limits;
-use crate::store::{RequestId, Store};
+use crate::store::{InHand, RequestId, Store};
 
 /// How long a call is repeated before its callers are told that the result is unknown.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 
-/// How many waiting items are worth another call beside those that are under way: with so many, the
-/// fixed cost of a call hardly shows.
+/// How many waiting items are worth another call while one is under way: with this many, the fixed
+/// cost of a call hardly matters.
 const BESIDE: usize = 200;
+
+/// Between two tries of items that wait for somebody else's transaction. The store waits, too.
+const ASIDE_PAUSE: Duration = Duration::from_millis(100);
 
 /// A call of one verb that takes the items of several callers.
 pub(crate) trait MergedCall: Send + Sync + 'static {
     /// What a caller asks for.
     type Item: Send + 'static;
     /// What is sent for it.
-    type Sent: Send + Sync + 'static;
+    type Sent: Clone + Send + Sync + 'static;
     /// What it is answered.
     type Answer: Send + 'static;
 
@@ -67,6 +76,10 @@ struct Waiting<C: MergedCall> {
     lanes: Vec<Lane>,
     /// Drivers that send.
     drivers: usize,
+    /// What waits for somebody else's transaction.
+    aside: VecDeque<Aside<C>>,
+    /// Its lane, while nobody uses it.
+    aside_lane: Option<Lane>,
 }
 
 impl<C: MergedCall> Waiting<C> {
@@ -86,6 +99,13 @@ struct Entry<C: MergedCall> {
     answer: oneshot::Sender<Result<Vec<C::Answer>>>,
 }
 
+/// What was sent for one caller, and is tried by itself.
+struct Aside<C: MergedCall> {
+    sent: Vec<C::Sent>,
+    answer: oneshot::Sender<Result<Vec<C::Answer>>>,
+    until: Instant,
+}
+
 impl<C: MergedCall> Merger<C> {
     pub(crate) fn new(call: C, session: Arc<Session>) -> Arc<Self> {
         let lane = || {
@@ -100,6 +120,8 @@ impl<C: MergedCall> Merger<C> {
             items: 0,
             lanes: (0..C::LANES).map(|_| lane()).collect(),
             drivers: 0,
+            aside: VecDeque::new(),
+            aside_lane: Some(lane()),
         };
         let waiting = Mutex::new(waiting);
         Arc::new(Self {
@@ -170,7 +192,8 @@ impl<C: MergedCall> Merger<C> {
         entries
     }
 
-    async fn deliver(&self, lane: &mut Lane, entries: Vec<Entry<C>>) {
+    async fn deliver(self: &Arc<Self>, lane: &mut Lane, entries: Vec<Entry<C>>) {
+        let until = monotonic() + CALL_LIMIT;
         let count: usize = entries.iter().map(|entry| entry.items.len()).sum();
         let mut items = Vec::with_capacity(count);
         let mut callers = Vec::with_capacity(entries.len());
@@ -178,34 +201,62 @@ impl<C: MergedCall> Merger<C> {
             callers.push((entry.answer, entry.items.len()));
             C::add(entry.items, &mut items);
         }
-        let items = Arc::new(items);
-        let answer = loop {
+        loop {
+            let sent = Arc::new(items);
+            let answer = self.send(lane, &sent).await;
+            let Some(held) = in_hand(&answer) else {
+                return tell(known(answer), callers, C::VERB);
+            };
+            // Without a name of one of them, all are.
+            let is_held = |nth| held.is_empty() || held.contains(&nth);
+            let mut sent = Arc::unwrap_or_clone(sent).into_iter();
+            let (mut rest, mut others, mut nth) = (Vec::new(), Vec::new(), 0);
+            for (answer, count) in callers {
+                let its = sent.by_ref().take(count);
+                if (nth..nth + count).any(is_held) {
+                    let sent = its.collect();
+                    self.set_aside(Aside {
+                        sent,
+                        answer,
+                        until,
+                    });
+                } else {
+                    rest.extend(its);
+                    others.push((answer, count));
+                }
+                nth += count;
+            }
+            (items, callers) = (rest, others);
+            if callers.is_empty() {
+                return;
+            }
+        }
+    }
+
+    async fn send(&self, lane: &mut Lane, items: &Arc<Vec<C::Sent>>) -> Answer<Vec<C::Answer>> {
+        loop {
             let call = lane.call(CALL_LIMIT, |store, request| {
-                self.call.send(store, request, Arc::clone(&items))
+                self.call.send(store, request, Arc::clone(items))
             });
             match call.await {
                 Answer::Lost if C::SAFE_AGAIN => {}
-                answer => break answer,
+                answer => return answer,
             }
-        };
-        let unknown = || Error::new(ErrorKind::Unknown, "it may or may not have been stored");
-        let error = match answer {
-            Answer::Known(answers) => {
-                let mut answers = answers.into_iter();
-                for (caller, count) in callers {
-                    // A caller that gave up needs no answer.
-                    let _ = caller.send(Ok(answers.by_ref().take(count).collect()));
-                }
-                return;
-            }
-            Answer::Lost => unknown(),
-            Answer::GaveUp(error) => unknown().caused_by(error),
-            Answer::Refused(error) => error,
-        };
-        let error = error.during(C::VERB);
-        for (caller, _) in callers {
-            let _ = caller.send(Err(error.duplicate()));
         }
+    }
+
+    fn set_aside(self: &Arc<Self>, one: Aside<C>) {
+        let mut waiting = self.lock();
+        waiting.aside.push_back(one);
+        let Some(lane) = waiting.aside_lane.take() else {
+            return;
+        };
+        drop(waiting);
+        let driver = AsideDriver {
+            merger: Arc::clone(self),
+            lane: Some(lane),
+        };
+        tokio::spawn(driver.drive());
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting<C>> {
@@ -259,6 +310,93 @@ impl<C: MergedCall> Drop for Driver<C> {
     }
 }
 
+/// The items that wait for somebody else's transaction, if the call was refused for them.
+fn in_hand<A>(answer: &Answer<A>) -> Option<Vec<usize>> {
+    let Answer::Refused(error) = answer else {
+        return None;
+    };
+    InHand::of(error).map(Into::into)
+}
+
+fn known<A>(answer: Answer<A>) -> Result<A> {
+    let unknown = || Error::new(ErrorKind::Unknown, "it may or may not have been stored");
+    match answer {
+        Answer::Known(answers) => Ok(answers),
+        Answer::Lost => Err(unknown()),
+        Answer::GaveUp(error) => Err(unknown().caused_by(error)),
+        Answer::Refused(error) => Err(error),
+    }
+}
+
+/// What became of a call, to each of its callers. One that gave up needs no answer.
+type Caller<A> = (oneshot::Sender<Result<Vec<A>>>, usize);
+
+fn tell<A>(result: Result<Vec<A>>, callers: Vec<Caller<A>>, verb: Verb) {
+    match result {
+        Ok(answers) => {
+            let mut answers = answers.into_iter();
+            for (caller, count) in callers {
+                let _ = caller.send(Ok(answers.by_ref().take(count).collect()));
+            }
+        }
+        Err(error) => {
+            let error = error.during(verb);
+            for (caller, _) in callers {
+                let _ = caller.send(Err(error.duplicate()));
+            }
+        }
+    }
+}
+
+/// Tries what was set aside, one after the other, until the store takes it or its time is up. If it
+/// is dropped with its runtime, the lane goes back.
+struct AsideDriver<C: MergedCall> {
+    merger: Arc<Merger<C>>,
+    lane: Option<Lane>,
+}
+
+impl<C: MergedCall> AsideDriver<C> {
+    async fn drive(mut self) {
+        while let Some(lane) = &mut self.lane {
+            let Some(one) = self.merger.lock().aside.pop_front() else {
+                self.rest();
+                continue;
+            };
+            if one.answer.is_closed() {
+                continue;
+            }
+            let sent = Arc::new(one.sent);
+            let answer = self.merger.send(lane, &sent).await;
+            if in_hand(&answer).is_none() || monotonic() >= one.until {
+                tell(known(answer), vec![(one.answer, sent.len())], C::VERB);
+                continue;
+            }
+            let sent = Arc::unwrap_or_clone(sent);
+            self.merger.lock().aside.push_back(Aside { sent, ..one });
+            tokio::time::sleep(spread(ASIDE_PAUSE)).await;
+        }
+    }
+
+    /// Gives the lane back if nothing waits.
+    fn rest(&mut self) {
+        let mut waiting = self.merger.lock();
+        if waiting.aside.is_empty() {
+            waiting.aside_lane = self.lane.take();
+        }
+    }
+}
+
+impl<C: MergedCall> Drop for AsideDriver<C> {
+    fn drop(&mut self) {
+        if let Some(lane) = self.lane.take() {
+            let mut waiting = self.merger.lock();
+            waiting.aside_lane = Some(lane);
+            // Their callers are told that the runtime stopped.
+            waiting.aside.clear();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -291,8 +429,8 @@ mod tests {
         }
     }
 
-    /// Submits entries of so many items while no call is answered. Returns the number of items in
-    /// each call that is under way then.
+    /// Submits entries of these sizes while no call is answered. Returns how many items are in each
+    /// call that is under way then.
     async fn under_way<const LANES: usize>(entries: &[usize]) -> Vec<usize> {
         let (told, mut calls) = tokio::sync::mpsc::unbounded_channel();
         let session = Session::new(Arc::new(MemoryStore::new()));

@@ -1,7 +1,7 @@
 //! The session of one process with one store: the name under which its calls can be repeated.
 //!
 //! A session hands out [`Lane`]s and takes them back when they are dropped. The store remembers the
-//! last answer of each lane, so a lane that nobody uses any longer is given to the next caller.
+//! last answer of each lane, so a lane that is no longer in use is given to the next caller.
 //! This is the only pool of lanes in a process.
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -19,7 +19,7 @@ pub(crate) struct Session {
     open: Mutex<Option<SessionId>>,
     /// How many lanes have ever been handed out under new numbers.
     lanes: AtomicU32,
-    /// Lanes that nobody uses at the moment: number and last sequence number.
+    /// Lanes that are not in use at the moment: number and last sequence number.
     spare: std::sync::Mutex<Vec<(u32, u64)>>,
     pub(super) repeats: RepeatBudget,
 }

@@ -1,7 +1,7 @@
--- commands: what a caller wants done, all of it looked at before the first is run. `prepared(key,
--- arg)` reads as many commands as ARGV[arg] says, the keys from KEYS[key] on, and from there the
--- name of each, the number of its arguments and the arguments. Returns the commands; or nil, the
--- number of one that would fail, and why.
+-- commands: what a caller wants done, all of it looked at before the first is run. `prepared(keys,
+-- args, key, arg)` reads as many commands as args[arg] says, the keys from keys[key] on, and from
+-- there the name of each, the number of its arguments and the arguments. Returns the commands; or
+-- nil, the number of one that would fail, and why.
 local prepared
 do
   -- The type that each command wants its key to have; false: any.
@@ -17,7 +17,7 @@ do
   local LARGEST = 2 ^ 52
 
   -- What earlier commands of this step will have made of the keys.
-  local types, written, deleted = {}, {}, {}
+  local types, written, deleted
   local function kind(key)
     types[key] = types[key] or redis.call('TYPE', key)['ok']
     return types[key]
@@ -76,13 +76,14 @@ do
     return nil
   end
 
-  prepared = function(key, arg)
+  prepared = function(keys, args, key, arg)
+    types, written, deleted = {}, {}, {}
     local commands, at = {}, arg + 1
-    for n = 1, tonumber(ARGV[arg]) do
-      local count = tonumber(ARGV[at + 1])
-      local command = {ARGV[at], KEYS[key + n - 1]}
+    for n = 1, tonumber(args[arg]) do
+      local count = tonumber(args[at + 1])
+      local command = {args[at], keys[key + n - 1]}
       for i = 1, count do
-        command[2 + i] = ARGV[at + 1 + i]
+        command[2 + i] = args[at + 1 + i]
       end
       local why = wrong_with(command)
       if why then

@@ -1,4 +1,4 @@
-//! A fence in the caller's PostgreSQL transaction (`tokio-postgres`).
+//! A fence in the caller's PostgreSQL transaction, of any driver.
 //!
 //! Opening writes the scope's row, in one round trip, and so locks it until the transaction ends:
 //! an older owner waits for it and is then refused, a newer one waits and then sees what was
@@ -12,7 +12,7 @@
 //! # async fn connect() -> Result<tokio_postgres::Client, tokio_postgres::Error> { unreachable!() }
 //! async fn debit(job: Debit, ctx: Context) -> Result<(), Failure> {
 //!     let mut db = connect().await?;
-//!     let tx = db.transaction().await?;
+//!     let tx = ctx.begin(&mut db).await?; // its limits follow the lease
 //!     let fenced = ctx.fence(&tx).await?;
 //!     let booking = ctx.job_id().to_string(); // the same in every run of this job
 //!     let sql = "INSERT INTO booking (job, amount) VALUES ($1, $2) ON CONFLICT DO NOTHING";
@@ -26,7 +26,7 @@
 //! its lease is settled is followed by another, under a larger token. So the effect above is the
 //! same the second time. [`is_first`](OpenTransaction::is_first) is for repeats within one run.
 //!
-//! A pool's transaction that derefs to [`Transaction`] is passed as `&*tx`.
+//! A pool's transaction that derefs to one of the driver's is passed as `&*tx`.
 //!
 //! **Several scopes.** [`open_all`] locks them in one order whatever the order in which they are
 //! given, so that transactions which open all their scopes at once never wait for each other in a
@@ -34,17 +34,16 @@
 //! transactions may wait for each other; the server ends one of them after its `deadlock_timeout`,
 //! which is [`Contended`](ErrorKind::Contended) here, and nothing of it is applied.
 //!
-//! The tables `leasehold_fence` and `leasehold_fence_done` are made by [`migrate`].
+//! The tables `leasehold.fence` and `leasehold.fence_done` are made by [`migrate`].
 
-use std::ops::Deref;
+use std::borrow::Cow;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
 
-use async_trait::async_trait;
-use tokio_postgres::Transaction;
-use tokio_postgres::error::SqlState;
-use tokio_postgres::types::{ToSql, Type};
-
-use super::{Fence, FenceError, Op, Scope, Stale, operation_name};
-use crate::error::{Error, ErrorKind};
+use super::{FenceError, Op, Scope, Stale, operation_name};
+use crate::driver::limit::{Limits, end_stale, is_true, limited};
+use crate::driver::{SCHEMA, SqlArg, SqlError, SqlRunner, in_schema};
+use crate::error::ErrorKind;
 use crate::lease::FencingToken;
 
 /// The floor is the mark of the empty scope, which is no scope's text. Two that make the tables at
@@ -52,173 +51,218 @@ use crate::lease::FencingToken;
 const TABLES: &str = "
     BEGIN;
     SELECT pg_advisory_xact_lock(7811887394538777444);
-    CREATE TABLE IF NOT EXISTS leasehold_fence (
+    CREATE SCHEMA IF NOT EXISTS leasehold;
+    CREATE TABLE IF NOT EXISTS leasehold.fence (
         scope TEXT COLLATE \"C\" PRIMARY KEY, mark BIGINT NOT NULL
     );
-    CREATE TABLE IF NOT EXISTS leasehold_fence_done (
+    CREATE TABLE IF NOT EXISTS leasehold.fence_done (
         scope TEXT COLLATE \"C\" NOT NULL, operation TEXT COLLATE \"C\" NOT NULL,
         token BIGINT NOT NULL, PRIMARY KEY (scope, operation)
     );
     COMMIT;";
 
-/// Updates the row in any case: that is what locks it, and what makes an old picture fail.
-const OPEN: &str = "
-    INSERT INTO leasehold_fence AS f (scope, mark)
-    SELECT s, $2 FROM unnest($1) AS s
-    WHERE $2 >= coalesce((SELECT mark FROM leasehold_fence WHERE scope = ''), 0)
-    ORDER BY s COLLATE \"C\"
-    ON CONFLICT (scope) DO UPDATE SET mark = greatest(f.mark, excluded.mark)
-    RETURNING scope, mark";
+/// Updates the row in any case: that is what locks it, and what makes an old picture fail. Where
+/// somebody else is at the scope, and may stand still, it comes back at once: it would wait for
+/// that row.
+const OPEN: &str = concat!(
+    "WITH ",
+    limited!(idle "$3", wait "$4", scopes "$1", token "$2"),
+    ", opened AS (
+        INSERT INTO leasehold.fence AS f (scope, mark)
+        SELECT text, $2::int8 FROM held, unnest($1::text[]) AS text
+        WHERE (NOT another OR $5::int8 = 1)
+          AND $2::int8 >= coalesce((SELECT mark FROM leasehold.fence WHERE scope = ''), 0)
+        ORDER BY text COLLATE \"C\"
+        ON CONFLICT (scope) DO UPDATE SET mark = greatest(f.mark, excluded.mark)
+        RETURNING scope, mark
+    )
+    SELECT ARRAY[another::text, scope, mark::text] AS answer FROM held LEFT JOIN opened ON true"
+);
 
-const MARK: &str = "SELECT max(mark) FROM leasehold_fence WHERE scope IN ($1, '')";
+const MARK: &str = "SELECT ARRAY[max(mark)::text] AS answer FROM leasehold.fence
+    WHERE scope IN ($1::text, '')";
 
 const FIRST: &str = "
-    INSERT INTO leasehold_fence_done AS d (scope, operation, token) VALUES ($1, $2, $3)
+    INSERT INTO leasehold.fence_done AS d (scope, operation, token)
+    VALUES ($1::text, $2::text, $3::int8)
     ON CONFLICT (scope, operation) DO UPDATE SET token = excluded.token
-    WHERE excluded.token > d.token";
+    WHERE excluded.token > d.token
+    RETURNING ARRAY[operation] AS answer";
 
-const RAISE_FLOOR: &str = "
-    INSERT INTO leasehold_fence AS f (scope, mark) VALUES ('', $1)
-    ON CONFLICT (scope) DO UPDATE SET mark = greatest(f.mark, excluded.mark)";
+const PRUNE: &str = "
+    WITH floor AS (
+        INSERT INTO leasehold.fence AS f (scope, mark) VALUES ('', $1::int8)
+        ON CONFLICT (scope) DO UPDATE SET mark = greatest(f.mark, excluded.mark)
+    ), marks AS (
+        DELETE FROM leasehold.fence WHERE mark < $1::int8 AND scope <> ''
+    ), done AS (
+        DELETE FROM leasehold.fence_done WHERE token < $1::int8
+    )
+    SELECT ARRAY[NULL::text] AS answer";
 
 /// Makes the tables that marks are kept in, if they are not there. Not inside a transaction.
 ///
 /// # Errors
 /// If the server refuses.
 pub async fn migrate(client: &tokio_postgres::Client) -> Result<(), FenceError> {
-    client.batch_execute(TABLES).await.map_err(trouble)
+    client
+        .batch_execute(TABLES)
+        .await
+        .map_err(|error| trouble(error.into()))
+}
+
+/// Opens a scope: the transaction's row of it carries the token from now on.
+///
+/// [`Context::fence`](crate::Context::fence) does this under a lease, and puts limits on the
+/// transaction that follow the lease.
+///
+/// # Errors
+/// If the mark is above the token; then roll back.
+pub async fn open<T: SqlRunner<D>, D>(
+    tx: T,
+    scope: &Scope,
+    token: FencingToken,
+) -> Result<OpenTransaction<T, D>, FenceError> {
+    open_all(tx, std::slice::from_ref(scope), token).await
 }
 
 /// Opens several scopes for one token, all or none, without regard to their order.
 ///
 /// # Errors
 /// If one of the marks is above the token; then roll back.
-pub async fn open_all<'t>(
-    tx: &'t Transaction<'_>,
+pub async fn open_all<T: SqlRunner<D>, D>(
+    tx: T,
     scopes: &[Scope],
     token: FencingToken,
-) -> Result<Vec<OpenTransaction<'t>>, FenceError> {
-    let number = token.get() as i64;
+) -> Result<OpenTransaction<T, D>, FenceError> {
+    opened(tx, scopes, token, Limits::default(), SCHEMA).await
+}
+
+pub(crate) async fn opened<T: SqlRunner<D>, D>(
+    mut tx: T,
+    scopes: &[Scope],
+    token: FencingToken,
+    limits: Limits,
+    schema: &str,
+) -> Result<OpenTransaction<T, D>, FenceError> {
     let mut texts: Vec<&str> = scopes.iter().map(Scope::as_str).collect();
     texts.sort_unstable();
     texts.dedup();
-    let params: [(&(dyn ToSql + Sync), Type); 2] =
-        [(&texts, Type::TEXT_ARRAY), (&number, Type::INT8)];
-    let rows = tx.query_typed(OPEN, &params).await.map_err(trouble)?;
-    if rows.is_empty()
+    let number = SqlArg::Int(Some(token.get() as i64));
+    let [idle, wait] = limits.args();
+    let named = SqlArg::Texts(Some(texts.iter().map(|text| Some(*text)).collect()));
+    // Under a scope of one's own naming an older owner need not have been replaced: one waits for
+    // it.
+    let waits = limits.idle.is_none();
+    let mut args = [named, number, idle, wait, SqlArg::Int(Some(waits.into()))];
+    let open = in_schema(OPEN, schema);
+    let mut rows = tx.run(&open, &args).await.map_err(trouble)?;
+    if !waits && is_true(&rows, 0) {
+        let ended = end_stale(&mut tx, &texts, token).await;
+        ended.map_err(trouble)?;
+        args[4] = SqlArg::Int(Some(1));
+        rows = tx.run(&open, &args).await.map_err(trouble)?;
+    }
+    let mut marks = rows.iter().filter_map(|row| match &row[..] {
+        [_, Some(scope), Some(mark)] => Some((scope, mark.parse::<u64>().ok()?)),
+        _ => None,
+    });
+    let first = marks.next();
+    if first.is_none()
         && let Some(scope) = scopes.first()
     {
-        let params: [(&(dyn ToSql + Sync), Type); 1] = [(&scope.as_str(), Type::TEXT)];
-        let mark = tx.query_typed_one(MARK, &params).await.map_err(trouble)?;
-        let mark: Option<i64> = mark.get(0);
-        let mark = FencingToken::new(mark.unwrap_or_default() as u64);
+        let args = [SqlArg::Text(Some(scope.as_str()))];
+        let mark = tx
+            .run(&in_schema(MARK, schema), &args)
+            .await
+            .map_err(trouble)?;
+        let mark = mark
+            .first()
+            .and_then(|row| row.first()?.as_ref()?.parse().ok());
+        let mark = FencingToken::new(mark.unwrap_or_default());
         return Err(Stale::refuse(scope, token, mark, Op::Open).into());
     }
-    for row in &rows {
-        let (text, mark): (&str, i64) = (row.get(0), row.get(1));
+    for (text, mark) in first.into_iter().chain(marks) {
         let scope = scopes.iter().find(|scope| scope.as_str() == text);
-        if let Some(scope) = scope.filter(|_| mark > number) {
-            let mark = FencingToken::new(mark as u64);
-            return Err(Stale::refuse(scope, token, mark, Op::Open).into());
+        if let Some(scope) = scope.filter(|_| mark > token.get()) {
+            return Err(Stale::refuse(scope, token, FencingToken::new(mark), Op::Open).into());
         }
     }
-    let fenced = |scope: &Scope| OpenTransaction {
+    Ok(OpenTransaction {
         tx,
-        scope: scope.clone(),
+        scope: scopes.first().cloned(),
         token,
-    };
-    Ok(scopes.iter().map(fenced).collect())
+        first: in_schema(FIRST, schema),
+        driver: PhantomData,
+    })
 }
 
 /// Forgets the marks below `below`, and lets nobody below it in from the commit on.
 ///
 /// # Errors
 /// If the server refuses.
-pub async fn prune(tx: &Transaction<'_>, below: FencingToken) -> Result<(), FenceError> {
-    let below = below.get() as i64;
-    for statement in [
-        RAISE_FLOOR,
-        "DELETE FROM leasehold_fence WHERE mark < $1 AND scope <> ''",
-        "DELETE FROM leasehold_fence_done WHERE token < $1",
-    ] {
-        let done = tx.execute_typed(statement, &[(&below, Type::INT8)]).await;
-        done.map_err(trouble)?;
-    }
+pub async fn prune<T: SqlRunner<D>, D>(mut tx: T, below: FencingToken) -> Result<(), FenceError> {
+    let below = SqlArg::Int(Some(below.get() as i64));
+    tx.run(PRUNE, &[below]).await.map_err(trouble)?;
     Ok(())
-}
-
-#[async_trait]
-impl<'t> Fence for &'t Transaction<'_> {
-    type Opened = OpenTransaction<'t>;
-
-    async fn open(
-        &self,
-        scope: &Scope,
-        token: FencingToken,
-    ) -> Result<OpenTransaction<'t>, FenceError> {
-        let mut opened = open_all(*self, std::slice::from_ref(scope), token).await?;
-        Ok(opened.remove(0))
-    }
 }
 
 /// A transaction that was opened: reads and writes as the transaction does.
 #[expect(missing_debug_implementations, reason = "a transaction has none")]
-pub struct OpenTransaction<'t> {
-    tx: &'t Transaction<'t>,
-    scope: Scope,
+pub struct OpenTransaction<T, D> {
+    tx: T,
+    /// The first of those that were opened.
+    scope: Option<Scope>,
     token: FencingToken,
+    first: Cow<'static, str>,
+    driver: PhantomData<fn() -> D>,
 }
 
-impl OpenTransaction<'_> {
-    /// Notes a named operation. True the first time under this token: then do it, in this
-    /// transaction. The job's next run has another token, and is the first again.
+impl<T: SqlRunner<D>, D> OpenTransaction<T, D> {
+    /// Notes a named operation, under the first scope that was opened. True the first time under
+    /// this token: then do it, in this transaction. The job's next run has another token, and is
+    /// the first again.
     ///
     /// # Errors
     /// If the name is too long, or the server refuses.
-    pub async fn is_first(&self, operation: &str) -> Result<bool, FenceError> {
+    pub async fn is_first(&mut self, operation: &str) -> Result<bool, FenceError> {
         operation_name(operation)?;
-        let (scope, token) = (self.scope.as_str(), self.token.get() as i64);
-        let params: [(&(dyn ToSql + Sync), Type); 3] = [
-            (&scope, Type::TEXT),
-            (&operation, Type::TEXT),
-            (&token, Type::INT8),
+        let args = [
+            SqlArg::Text(Some(self.scope.as_ref().map_or("", Scope::as_str))),
+            SqlArg::Text(Some(operation)),
+            SqlArg::Int(Some(self.token.get() as i64)),
         ];
-        let noted = self.tx.execute_typed(FIRST, &params).await;
-        noted.map(|rows| rows == 1).map_err(trouble)
+        let noted = self.tx.run(&self.first, &args).await;
+        noted.map(|rows| !rows.is_empty()).map_err(trouble)
     }
 }
 
-impl<'t> Deref for OpenTransaction<'t> {
-    type Target = Transaction<'t>;
+impl<T: Deref, D> Deref for OpenTransaction<T, D> {
+    type Target = T::Target;
 
-    fn deref(&self) -> &Transaction<'t> {
-        self.tx
+    fn deref(&self) -> &T::Target {
+        &self.tx
     }
 }
 
-fn trouble(error: tokio_postgres::Error) -> FenceError {
-    let (kind, detail) = match error.code() {
-        None => (ErrorKind::Unavailable, "the server did not answer"),
-        Some(&SqlState::UNDEFINED_TABLE) => (
+impl<T: DerefMut, D> DerefMut for OpenTransaction<T, D> {
+    fn deref_mut(&mut self) -> &mut T::Target {
+        &mut self.tx
+    }
+}
+
+fn trouble(error: SqlError) -> FenceError {
+    let of_marks = |code: &str| match code {
+        "42P01" => Some((
             ErrorKind::Unsupported,
             "there are no tables for marks; call fence::postgres::migrate once",
-        ),
-        Some(
-            &SqlState::T_R_SERIALIZATION_FAILURE
-            | &SqlState::T_R_DEADLOCK_DETECTED
-            | &SqlState::LOCK_NOT_AVAILABLE,
-        ) => (
+        )),
+        "40001" | "40P01" | "55P03" => Some((
             ErrorKind::Contended,
             "another transaction was in the way; roll back and begin again",
-        ),
-        Some(&SqlState::DISK_FULL) => (ErrorKind::Full, "the server's disk is full"),
-        Some(&SqlState::READ_ONLY_SQL_TRANSACTION | &SqlState::INSUFFICIENT_PRIVILEGE) => {
-            (ErrorKind::ReadOnly, "marks cannot be written")
-        }
-        Some(_) => (ErrorKind::Unexpected, "the server refused a statement"),
+        )),
+        "25006" | "42501" => Some((ErrorKind::ReadOnly, "marks cannot be written")),
+        _ => None,
     };
-    Error::new(kind, detail)
-        .caused_by(error)
-        .in_store("postgres")
-        .into()
+    error.explained(of_marks).in_store("postgres").into()
 }

@@ -15,7 +15,7 @@ if token < mark then
   return {'stale', string.format('%.0f', mark)}
 end
 
-local commands, wrong, why = prepared(4, 5)
+local commands, wrong, why = prepared(KEYS, ARGV, 4, 5)
 if not commands then
   return {'invalid', wrong, why}
 end

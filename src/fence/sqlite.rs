@@ -25,7 +25,7 @@
 //! its lease is settled is followed by another, under a larger token. So the effect above is the
 //! same the second time. [`is_first`](OpenConnection::is_first) is for repeats within one run.
 //!
-//! The connection is your own, of `rusqlite` 0.37 to 0.41: the one version in your tree that this
+//! The connection is your own, of `rusqlite` 0.32 to 0.41: the one version in your tree that this
 //! crate uses too (`cargo tree -i rusqlite`).
 //!
 //! Marks are kept in two tables of the caller's file, `leasehold_fence` and `leasehold_fence_done`,

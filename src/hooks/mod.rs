@@ -26,6 +26,8 @@ pub use crate::store::postgres::doctor::examine as examine_postgres;
 pub use crate::store::redis::bare::List;
 #[cfg(all(feature = "doctor", feature = "redis"))]
 pub use crate::store::redis::doctor::examine as examine_redis;
+#[cfg(all(feature = "doctor", feature = "redis"))]
+pub use crate::store::redis::mend::repair as repair_redis;
 #[cfg(all(feature = "doctor", feature = "sqlite"))]
 pub use crate::store::sqlite::doctor::examine as examine_sqlite;
 

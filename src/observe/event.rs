@@ -125,6 +125,17 @@ pub enum Event<'a> {
         /// The token that is no longer the newest.
         token: FencingToken,
     },
+    /// A settlement was refused, and an earlier copy of it, whose answer is lost for good, may have
+    /// been applied. The job is as this process left it, or somebody else's: this process is not
+    /// known to be stale.
+    InDoubt {
+        /// The queue.
+        queue: &'a QueueName,
+        /// The job.
+        job: JobId,
+        /// The token of the lease.
+        token: FencingToken,
+    },
     /// A lease was lost: its handler is told to stop, and nothing of it is settled.
     Lost {
         /// The queue.

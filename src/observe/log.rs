@@ -57,6 +57,9 @@ pub(super) fn record(event: &Event<'_>) {
         } => {
             warn!(%verb, %queue, %job, %token, "fenced: this worker is stale");
         }
+        Event::InDoubt { queue, job, token } => {
+            warn!(%queue, %job, %token, "settlement in doubt: it was applied before, or is refused");
+        }
         Event::Lost {
             queue,
             job,

@@ -41,13 +41,19 @@ pub const JOBS_DECLINED: &str = "leasehold_jobs_declined_total";
 pub const LEASES_LOST: &str = "leasehold_leases_lost_total";
 /// Leases in renewal calls. Labels: queue, result = held, fenced, error.
 pub const LEASE_RENEWALS: &str = "leasehold_lease_renewals_total";
-/// Calls of this process that the store refused as stale. Labels: queue, verb.
+/// Calls of this process that the store refused as stale, one for each lease. A renewal is none if
+/// it was overtaken by the settlement of its own lease, or came after its loss was known; neither
+/// is a settlement [in doubt](SETTLEMENTS_IN_DOUBT). Labels: queue, verb.
 pub const CALLS_FENCED: &str = "leasehold_calls_fenced_total";
 /// Operations of this process that a fence refused, and of others that a fence in this process
 /// refused. Labels: queue, op = open, read, write.
 pub const STALE_WRITES_REJECTED: &str = fence::STALE_WRITES_REJECTED;
-/// Settlements that came after the deadline, though before anybody else. Labels: queue.
+/// Settlements after the deadline of a lease whose job had not been granted to anybody else.
+/// Labels: queue.
 pub const SETTLEMENTS_LATE: &str = "leasehold_settlements_late_total";
+/// Settlements whose answer is lost for good, and that were refused when they were sent again: they
+/// were applied the first time, or the lease was somebody else's by then. Labels: queue.
+pub const SETTLEMENTS_IN_DOUBT: &str = "leasehold_settlements_in_doubt_total";
 /// Claims that granted nothing.
 pub const CLAIMS_EMPTY: &str = "leasehold_claims_empty_total";
 /// Seconds from grant to release. Labels: queue, kind.
@@ -88,7 +94,7 @@ pub const LEDGER_GRANTED: &str = "leasehold_ledger_granted_total";
 pub const LEDGER_ENDED: &str = "leasehold_ledger_ended_total";
 /// The store's ledger: leases that live. Labels: store, queue.
 pub const LEDGER_LIVE: &str = "leasehold_ledger_live";
-/// The store's ledger: calls refused as stale. Labels: store, queue.
+/// The store's ledger: settlements and checkpoints refused as stale. Labels: store, queue.
 pub const LEDGER_FENCED: &str = "leasehold_ledger_fenced_total";
 /// The store's ledger: settlements after the deadline and before anybody else. Labels: store,
 /// queue.
@@ -151,13 +157,17 @@ pub fn describe() {
             SETTLEMENTS_LATE,
             "settlements after the deadline and before anybody else",
         ),
+        (
+            SETTLEMENTS_IN_DOUBT,
+            "settlements that may have been applied before they were refused",
+        ),
         (CLAIMS_EMPTY, "claims that granted nothing"),
         (LEDGER_ENQUEUED, "jobs stored, from the store's ledger"),
         (LEDGER_GRANTED, "leases granted, from the store's ledger"),
         (LEDGER_ENDED, "leases ended, from the store's ledger"),
         (
             LEDGER_FENCED,
-            "calls refused as stale, from the store's ledger",
+            "settlements and checkpoints refused as stale, from the store's ledger",
         ),
         (LEDGER_LATE, "late settlements, from the store's ledger"),
         (LEDGER_DELETED, "jobs deleted, from the store's ledger"),
@@ -426,6 +436,7 @@ pub(crate) struct QueueMeter {
     renewed_fenced: Counter,
     renewed_error: Counter,
     late: Counter,
+    in_doubt: Counter,
     fenced: [Counter; 3],
     utilization: Gauge,
 }
@@ -445,6 +456,7 @@ impl QueueMeter {
             renewed_fenced: renewed("fenced"),
             renewed_error: renewed("error"),
             late: ::metrics::counter!(SETTLEMENTS_LATE, "queue" => queue()),
+            in_doubt: ::metrics::counter!(SETTLEMENTS_IN_DOUBT, "queue" => queue()),
             fenced: [Verb::Renew, Verb::Settle, Verb::Checkpoint].map(fenced),
             utilization: ::metrics::gauge!(UTILIZATION, "queue" => queue()),
         }
@@ -453,19 +465,23 @@ impl QueueMeter {
     pub(crate) fn renewed(&self, held: u64, fenced: u64) {
         self.renewed_held.increment(held);
         self.renewed_fenced.increment(fenced);
-        self.fenced[0].increment(fenced);
     }
 
     pub(crate) fn renewal_failed(&self, leases: u64) {
         self.renewed_error.increment(leases);
     }
 
-    pub(crate) fn settle_fenced(&self, leases: u64) {
-        self.fenced[1].increment(leases);
+    pub(crate) fn fenced(&self, verb: Verb) {
+        match verb {
+            Verb::Renew => &self.fenced[0],
+            Verb::Checkpoint => &self.fenced[2],
+            _ => &self.fenced[1],
+        }
+        .increment(1);
     }
 
-    pub(crate) fn checkpoint_fenced(&self) {
-        self.fenced[2].increment(1);
+    pub(crate) fn in_doubt(&self) {
+        self.in_doubt.increment(1);
     }
 
     pub(crate) fn late(&self, leases: u64) {
@@ -579,6 +595,46 @@ mod tests {
         assert!(!found.is_empty());
         for line in found {
             assert!(line.contains("queue=\"b\",kind=\"2\""), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_store_is_up_while_it_answers_and_keeps_its_series_when_it_does_not() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let handle = recorder.handle();
+        let store = crate::store::MemoryStore::new();
+        let views = [QueueView::new(QueueName::new("mail").unwrap())];
+        for (queues, up) in [(Some(&views[..]), 1), (None, 0), (Some(&views[..]), 1)] {
+            ::metrics::with_local_recorder(&recorder, || export_views(&store, queues));
+            let text = handle.render();
+            let line = format!("{STORE_UP}{{store=\"leasehold\"}} {up}\n");
+            assert!(text.contains(&line), "{text}");
+            assert!(text.contains(LEDGER_LIVE), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_clock_that_is_behind_is_exported_by_queue_until_it_has_caught_up() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let handle = recorder.handle();
+        let mut view = QueueView::new(QueueName::new("mail").unwrap());
+        for (behind, value) in [(Some(Duration::from_secs(7_200)), 7_200), (None, 0)] {
+            view.clock_behind = behind;
+            ::metrics::with_local_recorder(&recorder, || export_queue("shop", &view));
+            let line = format!("{CLOCK_BEHIND}{{store=\"shop\",queue=\"mail\"}} {value}\n");
+            assert!(handle.render().contains(&line), "{}", handle.render());
+        }
+    }
+
+    /// A percentile is read from the bucket it falls into, so it cannot tell times in the same one.
+    #[test]
+    fn buckets_tell_a_minute_from_a_minute_and_a_half() {
+        let bucket = |seconds: f64| SECONDS.partition_point(|bound| *bound < seconds);
+        assert_ne!(bucket(60.0), bucket(90.0));
+        assert!(SECONDS.last() >= Some(&14_400.0), "nothing beyond an hour");
+        let usual = SECONDS.iter().zip(&SECONDS[1..]);
+        for (low, high) in usual.filter(|(low, _)| (30.0..600.0).contains(*low)) {
+            assert!(high / low <= 2.5, "{low} to {high}");
         }
     }
 }

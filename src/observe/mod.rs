@@ -7,6 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+pub(crate) mod clock_watch;
 mod event;
 mod log;
 pub mod metrics;

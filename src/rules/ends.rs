@@ -312,12 +312,6 @@ pub fn settled(job: &JobRecord, state: JobState, now: Timestamp) -> Next {
     Next::Settled { state, keep_until }
 }
 
-/// Whether a job is gone once it is completed, and nobody waits for its keys. Of such a job a store
-/// need not read the record.
-pub fn leaves_nothing(job: &JobRecord) -> bool {
-    job.options.retention.is_none() && job.unique.is_none() && job.exclusive.is_none()
-}
-
 /// Gives a dead job another life.
 pub fn revive(job: &mut JobRecord, now: Timestamp) {
     job.failures = 0;

@@ -1,14 +1,5 @@
 //! The rules: what may happen to a job. Pure functions of (job, lease, event, now).
 //!
-//! ```text
-//! enqueue ──► ready ──claim──► leased ──settle(complete)──► completed ──prune──► ∅
-//!               ▲                │ │ │
-//!  scheduled ───┘ (time)         │ │ └──settle(bury)──────► dead
-//!      ▲                         │ ├────settle(surrender)─► ready | scheduled (with delay)
-//!      └──────settle(retry)──────┘ ├────expire────────────► ready | dead (too many expiries)
-//!                                  └────revoke────────────► ready
-//! ```
-//!
 //! | file | decides |
 //! |---|---|
 //! | this one | which moves between states exist: [`TRANSITIONS`] |
@@ -16,11 +7,11 @@
 //! | [`issue`] | which token the next lease gets |
 //! | [`order`] | which job is claimed next, how jobs are cut into grants, when a grant is over |
 //!
-//! The memory and SQLite stores call these functions, and PostgreSQL for most of its calls. Redis
-//! and PostgreSQL also repeat some of them in Lua and PL/pgSQL. The numbers in Lua are made from
-//! [`constants`], and those in PL/pgSQL are compared with them. What both make of each end of a
-//! lease is compared with a table that these functions fill, so that a disagreement is a failed
-//! test. A store of your own can call them too. Where a store puts the job is its own affair.
+//! The memory and SQLite stores call these functions. Redis repeats them in Lua and PostgreSQL in
+//! PL/pgSQL, with numbers that are generated from [`constants`]. The tests play tables of inputs
+//! and outcomes, made by these functions, through every store: a disagreement is a failed test. A
+//! store of your own can call the functions too. Where a store keeps its jobs is up to the store.
+//! The guide's page [`life`](crate::guide::life) has a diagram of the moves.
 
 pub mod ends;
 pub mod issue;

@@ -15,6 +15,7 @@ use super::order;
 use crate::clock::{Timestamp, micros};
 use crate::history::{Cause, LeaseEnd};
 use crate::job::{JobId, JobRecord, JobState, Kind, NewJob, QueueName};
+use crate::limits;
 use crate::token::FencingToken;
 
 /// The moment at which the ends of the tables happen: only what passes from it on counts.
@@ -391,4 +392,206 @@ pub fn terms() -> Vec<TermVector> {
             }
         })
         .collect()
+}
+
+/// Jobs of one queue, and what one claim gets of them.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct ClaimVector {
+    /// The jobs, in the order in which they fall due. They are due when the claim comes.
+    pub jobs: Vec<DueJob>,
+    /// The term and the maximum lifetime of jobs that bring none of their own.
+    pub terms: (Duration, Duration),
+    /// How many leases the claim asks for.
+    pub max: usize,
+    /// Whether one of them may be a suspect.
+    pub admit_suspect: bool,
+    /// What it gets, in order.
+    pub grants: Vec<GrantedJobs>,
+}
+
+/// A job that a claim finds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct DueJob {
+    /// Its priority.
+    pub priority: u8,
+    /// Its expiries so far.
+    pub expiries: u32,
+    /// Bytes of its payload.
+    pub bytes: usize,
+    /// Its own term.
+    pub term: Option<Duration>,
+    /// Its own maximum lifetime.
+    pub max_lifetime: Option<Duration>,
+}
+
+/// One grant of a claim.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct GrantedJobs {
+    /// Which of the jobs, in token order.
+    pub jobs: Vec<usize>,
+    /// How long each renewal extends their leases.
+    pub term: Duration,
+    /// What the claim gives.
+    pub granted: Duration,
+}
+
+/// What claims get.
+pub fn claims() -> Vec<ClaimVector> {
+    let plain = |priority| DueJob {
+        priority,
+        expiries: 0,
+        bytes: 2,
+        term: None,
+        max_lifetime: None,
+    };
+    let expired = |priority, expiries| DueJob {
+        expiries,
+        ..plain(priority)
+    };
+    let heavy = |bytes| DueJob { bytes, ..plain(4) };
+    let seconds = |seconds| Some(Duration::from_secs(seconds));
+    let own = |priority, term, max_lifetime| DueJob {
+        term,
+        max_lifetime,
+        ..plain(priority)
+    };
+    let most = limits::PAYLOAD_BYTES;
+    let in_grant = limits::GRANT_BYTES / most;
+    let in_call = limits::CALL_BYTES / most;
+
+    let priorities = [4, 0, 7, 4, 1, 0].map(plain);
+    let suspects = [
+        plain(7),
+        expired(7, 2),
+        plain(4),
+        expired(4, 1),
+        expired(4, 2),
+        expired(4, 3),
+        plain(0),
+    ];
+    let first_a_suspect = [plain(5), expired(5, 2), plain(0), expired(0, 2)];
+    let terms = [
+        plain(4),
+        own(4, seconds(10), None),
+        own(4, seconds(10), None),
+        own(4, seconds(10), seconds(5)),
+        own(4, seconds(60), None),
+        own(4, None, seconds(5)),
+        plain(4),
+    ];
+    // Neighbours in the order of the claim, not in that in which they fell due.
+    let apart = [
+        own(4, seconds(10), None),
+        plain(7),
+        own(4, seconds(10), None),
+        plain(0),
+    ];
+    let mut full = vec![heavy(most); in_grant - 1];
+    full.extend([heavy(most - 1), heavy(1), heavy(1)]);
+    let mut over = vec![heavy(most); in_grant - 1];
+    over.extend([heavy(most - 1), heavy(2), heavy(1)]);
+    vec![
+        claim(&priorities, 10, false),
+        claim(&priorities, 3, true),
+        claim(&suspects, 10, false),
+        claim(&suspects, 10, true),
+        claim(&first_a_suspect, 10, true),
+        claim(&first_a_suspect, 1, true),
+        claim(&terms, 10, false),
+        claim(&apart, 10, false),
+        claim(&full, 100, false),
+        claim(&over, 100, false),
+        claim(&vec![heavy(most); in_call + 2], 100, false),
+    ]
+}
+
+fn claim(jobs: &[DueJob], max: usize, admit_suspect: bool) -> ClaimVector {
+    let terms = (Duration::from_secs(60), Duration::from_secs(3600));
+    let records: Vec<_> = jobs.iter().map(due).collect();
+    let (mut claimed, mut bytes, mut suspect) = (Vec::new(), 0, admit_suspect);
+    for tier in 0..order::TIERS {
+        let is_suspects = order::is_suspects(tier);
+        let in_tier = |at: &usize| order::tier_of(&records[*at]) == tier;
+        for at in (0..records.len()).filter(in_tier) {
+            if claimed.len() < max && bytes < limits::CALL_BYTES && (suspect || !is_suspects) {
+                suspect &= !is_suspects;
+                bytes += records[at].weight();
+                claimed.push(at);
+            }
+        }
+    }
+    let spans = order::grant_spans(claimed.iter().map(|at| &records[*at]), terms);
+    let grants = spans.into_iter().map(|span| GrantedJobs {
+        jobs: claimed[span.jobs].to_vec(),
+        term: span.term,
+        granted: order::deadline(NOW, span.term, NOW, span.max_lifetime).since(NOW),
+    });
+    ClaimVector {
+        jobs: jobs.to_vec(),
+        terms,
+        max,
+        admit_suspect,
+        grants: grants.collect(),
+    }
+}
+
+fn due(due: &DueJob) -> JobRecord {
+    let mut job = job();
+    job.payload = vec![b' '; due.bytes].into();
+    job.options.priority = due.priority;
+    job.options.term = due.term;
+    job.options.max_lifetime = due.max_lifetime;
+    job.expiries = due.expiries;
+    job
+}
+
+/// A job that holds a unique key, and another that wants it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct KeyVector {
+    /// For how long the holder has it. None: until its life is over.
+    pub window: Option<Duration>,
+    /// How long after the holder's enqueue the key is wanted.
+    pub after: Duration,
+    /// Who wants it.
+    pub wanted_by: KeyWanted,
+    /// Whether it is refused.
+    pub is_duplicate: bool,
+}
+
+/// Who wants a unique key that a job holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub enum KeyWanted {
+    /// A new job.
+    Enqueued,
+    /// A dead job that is given another life.
+    Revived,
+    /// The holder: it is dead, and is given another life.
+    Itself,
+}
+
+/// Who gets a unique key.
+pub fn keys() -> Vec<KeyVector> {
+    let length = Duration::from_secs(30);
+    let almost = Duration::from_micros(29_999_999);
+    let [job, holder] = [1, 2].map(|n| JobId::from_bytes([n; 16]));
+    let mut vectors = Vec::new();
+    for window in [None, Some(length)] {
+        for after in [Duration::ZERO, almost, length] {
+            for wanted_by in [KeyWanted::Enqueued, KeyWanted::Revived, KeyWanted::Itself] {
+                let wants = if wanted_by == KeyWanted::Itself {
+                    holder
+                } else {
+                    job
+                };
+                let until = window.map(|window| NOW.after(window));
+                vectors.push(KeyVector {
+                    window,
+                    after,
+                    wanted_by,
+                    is_duplicate: order::is_duplicate(wants, holder, until, NOW.after(after)),
+                });
+            }
+        }
+    }
+    vectors
 }

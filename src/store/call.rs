@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::error::{Error, Result, Verb};
+use crate::inspect::Counts;
 use crate::job::{JobId, JobRecord, JobState, Kind, NewJob, QueueName};
 use crate::lease::{Cause, FencingToken, Grant, Nonce, Progress, Receipt};
 use crate::limits::{self, at_most, duration, positive, without_zero};
@@ -476,11 +477,46 @@ impl PruneRequest {
     }
 }
 
+/// Behind an error: the items of a call, by their places, that wait for what another transaction
+/// has in hand. Nothing of the call was applied, and without them it can be.
+#[derive(Debug)]
+pub(crate) struct InHand(pub(crate) Vec<usize>);
+
+impl InHand {
+    /// The items that the error names.
+    pub(crate) fn of(error: &Error) -> Option<&[usize]> {
+        let source = std::error::Error::source(error)?;
+        Some(&source.downcast_ref::<Self>()?.0)
+    }
+}
+
+impl fmt::Display for InHand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("another transaction holds the job, or a job with the same key")
+    }
+}
+
+impl std::error::Error for InHand {}
+
 pub(crate) fn bounded(field: &'static str, max: usize, limit: usize) -> Result<()> {
     if (1..=limit).contains(&max) {
         return Ok(());
     }
     Err(Error::invalid(field, max, format!("1 to {limit}")))
+}
+
+/// Refuses to remove a queue that has jobs.
+pub(crate) fn check_empty(queue: &QueueName, counts: &Counts) -> Result<()> {
+    let left: Vec<String> = JobState::ALL
+        .into_iter()
+        .filter(|state| counts.of(*state) > 0)
+        .map(|state| format!("{} {state}", counts.of(state)))
+        .collect();
+    if left.is_empty() {
+        return Ok(());
+    }
+    let found = format!("{queue}, which has jobs: {}", left.join(", "));
+    Err(Error::invalid("queue", found, "a queue without jobs"))
 }
 
 /// Which jobs a command is about.
@@ -543,6 +579,9 @@ pub enum ControlCommand {
         /// When, from the store's now.
         delay: Duration,
     },
+    /// Delete a queue that has no jobs, with its settings, its ledger and its open windows of
+    /// unique keys. One that has jobs in any state is left alone: `InvalidInput` says how many.
+    Remove(QueueName),
 }
 
 impl ControlCommand {
@@ -557,6 +596,7 @@ impl ControlCommand {
             Self::RetryDead(_) => "retry_dead",
             Self::Purge(_) => "purge",
             Self::Reschedule { .. } => "reschedule",
+            Self::Remove(_) => "remove",
         }
     }
 }
@@ -564,7 +604,7 @@ impl ControlCommand {
 impl fmt::Display for ControlCommand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Pause(queue) | Self::Resume(queue) => {
+            Self::Pause(queue) | Self::Resume(queue) | Self::Remove(queue) => {
                 write!(f, "{} queue {queue}", self.as_str())
             }
             Self::Configure { queue, relaxed } => {

@@ -70,6 +70,21 @@ pub(crate) mod flag {
     ];
 }
 
+/// Where the fields of a record begin, by name, counted from 1: for the functions of Redis.
+#[cfg(feature = "redis")]
+pub(crate) const PLACES: [(&str, u64); 10] = [
+    ("PRIORITY_AT", 6),
+    ("FLAGS_AT", 7),
+    ("FAILURES_AT", 9),
+    ("EXPIRIES_AT", 13),
+    ("ID_AT", 17),
+    ("ENQUEUED_AT", 33),
+    ("RUN_AT", 41),
+    ("LIMIT_AT", 49),
+    ("WEIGHT_AT", 53),
+    ("KIND_AT", RECORD_HEADER as u64),
+];
+
 /// Appends the record of `job`.
 pub(crate) fn encode(job: &JobRecord, out: &mut Vec<u8>) {
     let start = out.len();
@@ -168,7 +183,7 @@ fn flags(job: &JobRecord) -> u16 {
     .fold(0, |flags, (_, flag)| flags | flag)
 }
 
-/// The first version goes without saying.
+/// The first version is not written.
 const fn has_version(job: &JobRecord) -> bool {
     job.version != FIRST_VERSION
 }
@@ -243,7 +258,7 @@ impl Kinds {
     /// More than these are not remembered: a linear search stays cheaper than an allocation.
     const MOST: usize = 16;
 
-    fn get(&mut self, name: &[u8]) -> Result<Kind> {
+    pub(crate) fn get(&mut self, name: &[u8]) -> Result<Kind> {
         if let Some(kind) = self.0.iter().find(|kind| kind.as_str().as_bytes() == name) {
             return Ok(kind.clone());
         }
@@ -267,13 +282,8 @@ pub(crate) fn length(bytes: &[u8]) -> Result<usize> {
     Ok(length)
 }
 
-/// [`ends::leaves_nothing`](crate::rules::ends::leaves_nothing), from the flags of a record alone.
-#[cfg(feature = "postgres")]
-pub(crate) const fn leaves_nothing(flags: u16) -> bool {
-    flags & (flag::UNIQUE | flag::EXCLUSIVE | flag::RETENTION) == 0
-}
-
 /// The flags of a record, without reading the rest.
+#[cfg(any(feature = "sqlite", test))]
 pub(crate) fn flags_of(record: &[u8]) -> u16 {
     match record.get(6..8) {
         Some(&[low, high]) => u16::from_le_bytes([low, high]),
@@ -282,14 +292,14 @@ pub(crate) fn flags_of(record: &[u8]) -> u16 {
 }
 
 /// When a record's job falls due, without reading the rest.
-#[cfg(any(feature = "sqlite", feature = "postgres", test))]
+#[cfg(any(feature = "sqlite", test))]
 pub(crate) fn run_at_of(record: &[u8]) -> Option<Timestamp> {
     let micros = record.get(40..48)?.first_chunk()?;
     Some(Timestamp::from_micros(u64::from_le_bytes(*micros)))
 }
 
 /// What a record counts against the limit of a grant, without reading the rest.
-#[cfg(any(feature = "sqlite", feature = "postgres", test))]
+#[cfg(any(feature = "sqlite", test))]
 pub(crate) fn weight_of(record: &[u8]) -> usize {
     let weight = record.get(52..56).and_then(<[u8]>::first_chunk);
     weight.map_or(0, |weight| u32::from_le_bytes(*weight) as usize)
@@ -522,8 +532,6 @@ fn corrupt(why: &str) -> Error {
 mod tests {
     use super::*;
     use crate::job::{NewJob, QueueName, RunSettings};
-    #[cfg(feature = "postgres")]
-    use crate::rules::ends;
     use proptest::prelude::*;
 
     fn text() -> impl Strategy<Value = String> {
@@ -640,8 +648,6 @@ mod tests {
                 let record = rest.split_to(length(&rest).unwrap());
                 prop_assert_eq!(run_at_of(&record), Some(job.run_at));
                 prop_assert_eq!(flags_of(&record), flags(&job));
-                #[cfg(feature = "postgres")]
-                prop_assert_eq!(leaves_nothing(flags(&job)), ends::leaves_nothing(&job));
                 prop_assert_eq!(weight_of(&record), job.weight());
                 prop_assert_eq!(decode(&record, &mut Kinds::default()).unwrap(), job);
             }

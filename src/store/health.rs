@@ -1,12 +1,10 @@
 //! What a check-up found: the form in which each store answers `leasehold doctor`.
 
-use std::time::Duration;
-
 /// How bad it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Level {
     Fine,
-    /// Nothing is at risk, but somebody may want to know.
+    /// Nothing is at risk, but it may be worth knowing.
     Note,
     /// It could not be looked at.
     Unseen,
@@ -66,7 +64,8 @@ impl Finding {
     }
 
     /// What the tokens given say of the clock, which is `behind` them.
-    pub(crate) fn tokens(behind: Option<Duration>) -> Self {
+    #[cfg(any(feature = "sqlite", feature = "redis", feature = "postgres"))]
+    pub(crate) fn tokens(behind: Option<std::time::Duration>) -> Self {
         const CHECK: &str = "tokens";
         let Some(behind) = behind else {
             return Self::fine(CHECK, "not ahead of the clock");
@@ -79,6 +78,7 @@ impl Finding {
     }
 
     /// Whether the ledger counts as many live leases as there are.
+    #[cfg(any(feature = "sqlite", feature = "redis", feature = "postgres"))]
     pub(crate) fn ledger(counted: u64, leases: u64) -> Self {
         const CHECK: &str = "ledger";
         let found = format!("{counted} live leases by the ledger, {leases} there");

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | tests, and as the model | [`MemoryStore`] |
 //! | one machine, several processes, one file | `SqliteStore` (feature `sqlite`) |
-//! | many machines, highest rate | `RedisStore` (feature `redis`) |
+//! | many machines, Redis or Valkey | `RedisStore` (feature `redis`) |
 //! | many machines, transactions with the user's data | `PostgresStore` (feature `postgres`) |
 
 use std::any::Any;
@@ -23,8 +23,10 @@ use crate::job::{Namespace, QueueName};
 use crate::lease::Verdict;
 
 mod call;
-#[cfg(any(feature = "sqlite", feature = "redis", feature = "postgres"))]
+#[cfg(any(feature = "sqlite", feature = "redis"))]
 pub(crate) mod codec;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) mod cursor;
 #[cfg(feature = "doctor")]
 #[allow(missing_docs, reason = "hidden: for the command")]
 pub(crate) mod health;
@@ -38,8 +40,6 @@ pub(crate) mod percent;
 pub(crate) mod postgres;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
-pub(crate) mod sql;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 mod wake;
@@ -50,9 +50,9 @@ pub use call::{
     Outcome, PruneRequest, ReapRequest, Renewal, RequestId, SESSION_IDLE, Select, SessionId,
     SettleRequest, Settlement,
 };
+pub(crate) use call::{InHand, bounded, weighed};
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) use call::{PruneKeys, named};
-pub(crate) use call::{bounded, weighed};
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresOptions, PostgresStore};
@@ -181,7 +181,7 @@ pub trait Store: Send + Sync + 'static {
     /// `InvalidInput`: nothing was saved. Others: unknown.
     async fn checkpoint(&self, request: CheckpointRequest) -> Result<Vec<Checkpointed>>;
 
-    /// Expires overdue leases without claiming, for queues that nobody claims from.
+    /// Expires overdue leases without claiming, for queues that no worker claims from.
     ///
     /// # Atomicity
     /// The oldest by (deadline, token), at most `max`. Two reapers never count one expiry twice.
@@ -193,8 +193,7 @@ pub trait Store: Send + Sync + 'static {
     /// Carries out an operator's command, and leaves an audit record: who, when, why.
     ///
     /// # Errors
-    /// `InvalidInput`: nothing was changed. `Unsupported` where a store keeps no index by id.
-    /// Others: unknown.
+    /// `InvalidInput`: nothing was changed. Others: unknown.
     async fn control(&self, request: ControlRequest) -> Result<Controlled>;
 
     /// Answers a question. Never blocks the hot path; paged; scans nothing.
@@ -213,6 +212,14 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     /// Any; the caller should fall back to sleeping.
     async fn wait(&self, queues: &[QueueName], suspects: bool, limit: Duration) -> Result<()>;
+
+    /// How long a worker with nothing to do asks [`wait`](Self::wait) to sleep.
+    ///
+    /// More than a second only for a store whose sleepers find out by themselves, within a second,
+    /// that a wake-up was lost or that a lease ends earlier than any did.
+    fn longest_wait(&self) -> Duration {
+        Duration::from_secs(1)
+    }
 
     /// Deletes settled jobs past their retention, and returns how many. Unique keys past their
     /// window go too, in steps of at most as many: no step is longer for what there is to delete.

@@ -1,7 +1,7 @@
 //! Wake-ups inside one process: who sleeps on which queues.
 //!
 //! One ready job wakes one sleeper, not all of them. A sleeper that gave up in the meantime is
-//! passed over, so that its wake-up goes to somebody who is there.
+//! passed over, so that its wake-up goes to one that still waits.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -52,7 +52,7 @@ impl Wakers {
         jobs - left
     }
 
-    /// Wakes everybody: something changed, and nobody knows for whom.
+    /// Wakes all sleepers: something changed, and it is not known for whom.
     #[cfg_attr(
         not(any(feature = "sqlite", feature = "redis", feature = "postgres")),
         expect(dead_code, reason = "unused by the memory store")
@@ -65,7 +65,15 @@ impl Wakers {
         }
     }
 
-    /// Whether anybody sleeps.
+    /// Whether there are sleepers on a queue.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn has_sleeper(&self, queue: &QueueName) -> bool {
+        let sleepers = self.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sleepers = sleepers.iter();
+        sleepers.any(|sleeper| sleeper.queues.contains(queue) && !sleeper.wakeup.is_closed())
+    }
+
+    /// Whether there are sleepers.
     #[cfg_attr(
         not(feature = "sqlite"),
         expect(dead_code, reason = "only the poll of a file asks")

@@ -8,11 +8,11 @@
 //! | engine | the transaction | its calls |
 //! |---|---|---|
 //! | SQLite | `rusqlite::Transaction` of the store's file | answer at once |
-//! | PostgreSQL | any `GenericClient` of `tokio-postgres`, to the store's database | are awaited |
+//! | PostgreSQL | of any driver, to the store's database: `tokio-postgres`, `deadpool-postgres`, and by their adapters sqlx (`leasehold-sqlx`) and diesel-async (`leasehold-diesel`) | are awaited |
 //!
-//! Keep it below a tenth of the term. In SQLite nobody else can write meanwhile, and that includes
-//! renewals; in PostgreSQL renewals of the same grant wait from the first of these calls to the
-//! commit.
+//! Begin it with [`Context::begin`], so that an owner that is frozen in the middle of it does not
+//! hold up its successor. Keep it below a tenth of the term. In SQLite nobody else can write
+//! meanwhile, and that includes renewals.
 
 use std::sync::Arc;
 
@@ -35,14 +35,20 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
-/// A borrowed transaction in which the store can take part: `&rusqlite::Transaction`, or a
-/// reference to any `GenericClient` of `tokio-postgres` that is in one.
+/// A transaction in which the store can take part: `&rusqlite::Transaction`, a reference to a
+/// client or a transaction of `tokio-postgres` or `deadpool-postgres`, or what another driver's
+/// adapter makes one (`leasehold-sqlx`, `leasehold-diesel`).
+///
+/// `Driver` is found by the compiler.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a transaction that the store can take part in",
-    label = "a `&rusqlite::Transaction`, or a reference to a client of `tokio-postgres`",
-    note = "of a pool's transaction, pass what it derefs to: `&*tx`"
+    label = "a `&rusqlite::Transaction`, a reference to a client or transaction of `tokio-postgres`, or \
+             `&mut tx` of a driver with an adapter",
+    note = "of a pool's transaction, pass what it derefs to: `&*tx`",
+    note = "with sqlx or diesel-async, depend on `leasehold-sqlx` or `leasehold-diesel` and name it once: \
+            `use leasehold_sqlx as _;`"
 )]
-pub trait TransactionRef: Sized {
+pub trait TransactionRef<Driver>: Sized {
     /// What a call gives back: the answer in SQLite, a future of it in PostgreSQL.
     type Answer<T>;
 
@@ -63,14 +69,18 @@ pub trait TransactionRef: Sized {
 }
 
 /// A transaction that can be committed: `rusqlite::Transaction`, `tokio_postgres::Transaction`,
-/// `deadpool_postgres::Transaction`, or a `&tokio_postgres::Client` whose transaction was begun by
-/// a statement.
+/// `deadpool_postgres::Transaction`, a `&tokio_postgres::Client` whose transaction was begun by a
+/// statement, or what another driver's adapter makes one.
+///
+/// `Driver` is found by the compiler.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a transaction that a job can be completed in",
-    label = "a transaction of `rusqlite` or `tokio-postgres`, by value",
-    note = "`complete_in` commits: pass `tx`, not `&tx`"
+    label = "a transaction of `rusqlite`, `tokio-postgres` or a driver with an adapter, by value",
+    note = "`complete_in` commits: pass `tx`, not `&tx`",
+    note = "with sqlx or diesel-async, depend on `leasehold-sqlx` or `leasehold-diesel` and name it once: \
+            `use leasehold_sqlx as _;`"
 )]
-pub trait OwnedTransaction: Sized {
+pub trait OwnedTransaction<Driver>: Sized {
     /// What a call gives back: the answer in SQLite, a future of it in PostgreSQL.
     type Answer<T>;
 
@@ -78,14 +88,52 @@ pub trait OwnedTransaction: Sized {
     fn complete(self, ctx: &Context) -> Self::Answer<Result<(), Failure>>;
 }
 
+/// What a transaction can be begun on: `&mut` a connection of `rusqlite`, `tokio-postgres` or
+/// `deadpool-postgres`, or what another driver's adapter makes one.
+///
+/// `Driver` is found by the compiler.
+#[diagnostic::on_unimplemented(
+    message = "no transaction can be begun on `{Self}`",
+    label = "`&mut` a connection of `rusqlite` or `tokio-postgres`, or of a driver with an adapter",
+    note = "with sqlx or diesel-async, depend on `leasehold-sqlx` or `leasehold-diesel` and name it once: \
+            `use leasehold_sqlx as _;`"
+)]
+pub trait BeginTransaction<Driver>: Sized {
+    /// The transaction, or a future of it.
+    type Begun;
+
+    #[doc(hidden)]
+    fn begin(self, ctx: &Context) -> Self::Begun;
+}
+
 impl Context {
+    /// Begins a transaction in which a frozen owner does not hold up its successor. In PostgreSQL,
+    /// to be awaited.
+    ///
+    /// An owner that stops in the middle of a transaction keeps the rows that it has written, and
+    /// its successor would wait for them for as long as it stands still. A transaction begun here
+    /// is ended by the server once it has stood still for a term; its statements take no longer,
+    /// and wait no longer for a lock, than the lease has left; and the owner of a later lease of
+    /// the same [scope](Self::scope) that begins here too ends it at once. Stricter limits of your
+    /// own stay. [`fence`](Self::fence) and [`save_checkpoint_in`](Self::save_checkpoint_in) put
+    /// the same limits on a transaction, from that call on.
+    ///
+    /// In SQLite it takes the file's write lock at once. One who is frozen then holds it, and with
+    /// it every other process, until it is thawed or killed: no file can end that.
+    ///
+    /// # Errors
+    /// If the database does not answer.
+    pub fn begin<B: BeginTransaction<D>, D>(&self, db: B) -> B::Begun {
+        db.begin(self)
+    }
+
     /// Saves state in the caller's transaction: it commits with the effect that it describes, so
     /// that no step of a long job is done twice. In PostgreSQL, to be awaited.
     ///
     /// # Errors
     /// Ends the handler by `?`: as lost if the lease is somebody else's, as a failure if the store
     /// is not in the transaction's database. Drop the transaction then.
-    pub fn save_checkpoint_in<X: TransactionRef, T: Serialize>(
+    pub fn save_checkpoint_in<X: TransactionRef<D>, D, T: Serialize>(
         &self,
         tx: X,
         state: &T,
@@ -110,7 +158,7 @@ impl Context {
 # async fn connect() -> rusqlite::Result<rusqlite::Connection> { unreachable!() }
 async fn debit(job: Debit, ctx: Context) -> Result<(), Failure> {
     let mut db = connect().await?; // the queue's own file
-    let tx = db.transaction()?;
+    let tx = ctx.begin(&mut db)?;
     tx.execute(\"UPDATE account SET balance = balance - ?1\", [job.amount])?;
     ctx.complete_in(tx)
 }
@@ -125,7 +173,7 @@ async fn debit(job: Debit, ctx: Context) -> Result<(), Failure> {
 # async fn connect() -> Result<tokio_postgres::Client, tokio_postgres::Error> { unreachable!() }
 async fn debit(job: Debit, ctx: Context) -> Result<(), Failure> {
     let mut db = connect().await?; // the queue's own database
-    let tx = db.transaction().await?;
+    let tx = ctx.begin(&mut db).await?;
     tx.execute(\"UPDATE account SET balance = balance - $1\", &[&job.amount]).await?;
     ctx.complete_in(tx).await
 }
@@ -136,7 +184,7 @@ async fn debit(job: Debit, ctx: Context) -> Result<(), Failure> {
     /// Ends the handler by `?`, and the transaction is rolled back: as lost if the lease is
     /// somebody else's, otherwise as a failure. If only the answer to the commit was lost and the
     /// job is completed, the settlement of that failure is refused and changes nothing.
-    pub fn complete_in<T: OwnedTransaction>(&self, tx: T) -> T::Answer<Result<(), Failure>> {
+    pub fn complete_in<T: OwnedTransaction<D>, D>(&self, tx: T) -> T::Answer<Result<(), Failure>> {
         tx.complete(self)
     }
 
@@ -146,7 +194,7 @@ async fn debit(job: Debit, ctx: Context) -> Result<(), Failure> {
     ///
     /// # Errors
     /// As [`Client::enqueue_in`].
-    pub fn enqueue_in<T: TransactionRef, M>(
+    pub fn enqueue_in<T: TransactionRef<D>, D, M>(
         &self,
         tx: T,
         job: impl IntoJob<M>,
@@ -158,7 +206,7 @@ async fn debit(job: Debit, ctx: Context) -> Result<(), Failure> {
     ///
     /// # Errors
     /// As [`Client::enqueue_in`].
-    pub fn enqueue_many_in<T: TransactionRef, M>(
+    pub fn enqueue_many_in<T: TransactionRef<D>, D, M>(
         &self,
         tx: T,
         jobs: impl IntoIterator<Item: IntoJob<M>>,
@@ -208,7 +256,7 @@ impl Client {
     /// # Errors
     /// `InvalidInput` names the field and the limit, also for a transaction of another database;
     /// `Unsupported` for a store of another engine. Nothing is stored then.
-    pub fn enqueue_in<T: TransactionRef, M>(
+    pub fn enqueue_in<T: TransactionRef<D>, D, M>(
         &self,
         tx: T,
         job: impl IntoJob<M>,
@@ -220,7 +268,7 @@ impl Client {
     ///
     /// # Errors
     /// As [`enqueue_in`](Self::enqueue_in).
-    pub fn enqueue_many_in<T: TransactionRef, M>(
+    pub fn enqueue_many_in<T: TransactionRef<D>, D, M>(
         &self,
         tx: T,
         jobs: impl IntoIterator<Item: IntoJob<M>>,
@@ -229,7 +277,7 @@ impl Client {
     }
 }
 
-fn enqueue_one<T: TransactionRef>(
+fn enqueue_one<T: TransactionRef<D>, D>(
     store: &Arc<dyn Store>,
     tx: T,
     job: Result<NewJob>,

@@ -1,164 +1,132 @@
-//! In PostgreSQL: the transaction of any connection to the store's database.
+//! In PostgreSQL: the transaction of any driver's connection to the store's database.
 
+use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use bytes::Bytes;
-use tokio_postgres::{Client, GenericClient, Transaction};
 
-use super::{OwnedTransaction, TransactionRef};
-use crate::context::Context;
+use super::{BeginTransaction, OwnedTransaction, TransactionRef};
+use crate::context::{Context, Opening, Resource, watched};
+use crate::driver::limit::{Limits, limit};
+use crate::driver::{SCHEMA, SqlBegin, SqlRunner, SqlTransaction};
 use crate::ending::{Ending, native};
-use crate::error::{Result, Verb};
+use crate::error::{Error, Result, Verb};
+use crate::fence::postgres::{OpenTransaction, opened};
 use crate::handler::Failure;
 use crate::job::NewJob;
 use crate::store::{Enqueued, PostgresStore, Store};
 
 type Awaited<'t, T> = Pin<Box<dyn Future<Output = T> + Send + 't>>;
 
-macro_rules! within {
-    ($($client:ty => $generic:ty),*) => {$(
-        impl<'t> TransactionRef for &'t $client {
-            type Answer<T> = Awaited<'t, T>;
+/// Any driver of PostgreSQL.
+#[derive(Debug)]
+pub struct Postgres<'t, D>(PhantomData<(&'t (), D)>);
 
-            fn checkpoint(
-                self,
-                ctx: &Context,
-                state: Result<Bytes, Failure>,
-            ) -> Awaited<'t, Result<(), Failure>> {
-                let ctx = ctx.clone();
-                Box::pin(async move {
-                    let checkpoint = ctx.next_checkpoint(state?);
-                    let store = store(&**ctx.pool().store())?;
-                    let saved = store.checkpoint_in::<$generic>(self, &checkpoint).await?;
-                    ctx.checkpointed(saved)
-                })
+impl Context {
+    /// What a transaction under this lease is allowed.
+    fn limits(&self) -> Limits {
+        Limits {
+            idle: Some(self.held.grant.term),
+            wait: Some(self.time_left()),
+        }
+    }
+}
+
+impl<'t, T: SqlRunner<D> + 't, D: 'static> TransactionRef<Postgres<'t, D>> for T {
+    type Answer<A> = Awaited<'t, A>;
+
+    fn checkpoint(
+        self,
+        ctx: &Context,
+        state: Result<Bytes, Failure>,
+    ) -> Awaited<'t, Result<(), Failure>> {
+        let ctx = ctx.clone();
+        Box::pin(async move {
+            let checkpoint = ctx.next_checkpoint(state?);
+            let store = store(&**ctx.pool().store())?;
+            let saved = store.checkpoint_under(self, &checkpoint, ctx.limits());
+            ctx.checkpointed(saved.await?)
+        })
+    }
+
+    fn enqueue<A: 'static>(
+        self,
+        of: &Arc<dyn Store>,
+        jobs: Result<Vec<NewJob>>,
+        answer: fn(Vec<Enqueued>) -> Result<A>,
+    ) -> Awaited<'t, Result<A>> {
+        let of = Arc::clone(of);
+        Box::pin(async move {
+            let stored = store(&*of)?.enqueue_in(self, jobs?).await;
+            stored.and_then(answer)
+        })
+    }
+}
+
+impl<'t, T: SqlTransaction<D> + 't, D: 'static> OwnedTransaction<Postgres<'t, D>> for T {
+    type Answer<A> = Awaited<'t, A>;
+
+    fn complete(mut self, ctx: &Context) -> Awaited<'t, Result<(), Failure>> {
+        let ctx = ctx.clone();
+        Box::pin(async move {
+            let store = store(&**ctx.pool().store())?;
+            let settlement = ctx.completion();
+            let ending = Ending::of(&ctx);
+            let settled = store.settle_under(self.runner(), &settlement, ctx.limits());
+            match settled.await {
+                Ok(verdict) if verdict.is_held() => {
+                    // If its answer is lost, the refusal of what follows is no stale holder's.
+                    ctx.lease().doubt();
+                    self.commit().await.map_err(Error::from)?;
+                    ending.committed(verdict);
+                    Ok(())
+                }
+                Ok(_) => {
+                    // The lease is somebody else's, whether or not the server could be told.
+                    let _ = self.rollback().await;
+                    Err(ctx.refused(Verb::Settle))
+                }
+                Err(error) => {
+                    let _ = self.rollback().await;
+                    Err(error.into())
+                }
             }
-
-            fn enqueue<T: 'static>(
-                self,
-                of: &Arc<dyn Store>,
-                jobs: Result<Vec<NewJob>>,
-                answer: fn(Vec<Enqueued>) -> Result<T>,
-            ) -> Awaited<'t, Result<T>> {
-                let of = Arc::clone(of);
-                Box::pin(async move {
-                    let stored = store(&*of)?.enqueue_in::<$generic>(self, jobs?).await;
-                    stored.and_then(answer)
-                })
-            }
-        }
-    )*};
-}
-
-// Every `GenericClient` there is, and what derefs to one in a pool of ours.
-within!(
-    Client => Client,
-    Transaction<'_> => Transaction<'_>,
-    deadpool_postgres::Client => Client,
-    deadpool_postgres::Transaction<'_> => Transaction<'_>
-);
-
-macro_rules! whole {
-    ($($transaction:ty),*) => {$(
-        impl<'t> OwnedTransaction for $transaction {
-            type Answer<T> = Awaited<'t, T>;
-
-            fn complete(self, ctx: &Context) -> Awaited<'t, Result<(), Failure>> {
-                let ctx = ctx.clone();
-                Box::pin(async move { complete(self, &ctx).await })
-            }
-        }
-    )*};
-}
-
-whole!(
-    Transaction<'t>,
-    deadpool_postgres::Transaction<'t>,
-    &'t Client
-);
-
-/// The end of a transaction, which a [`GenericClient`] alone does not know.
-#[async_trait]
-trait Commit: Send + Sync {
-    type Client: GenericClient + Sync;
-
-    fn client(&self) -> &Self::Client;
-    async fn commit(self) -> Result<(), tokio_postgres::Error>;
-    async fn rollback(self) -> Result<(), tokio_postgres::Error>;
-}
-
-#[async_trait]
-impl Commit for Transaction<'_> {
-    type Client = Self;
-
-    fn client(&self) -> &Self {
-        self
-    }
-
-    async fn commit(self) -> Result<(), tokio_postgres::Error> {
-        self.commit().await
-    }
-
-    async fn rollback(self) -> Result<(), tokio_postgres::Error> {
-        self.rollback().await
+        })
     }
 }
 
-#[async_trait]
-impl<'t> Commit for deadpool_postgres::Transaction<'t> {
-    type Client = Transaction<'t>;
+impl<'t, B: SqlBegin<D> + 't, D: 'static> BeginTransaction<Postgres<'t, D>> for B
+where
+    B::Transaction: 't,
+{
+    type Begun = Awaited<'t, Result<B::Transaction>>;
 
-    fn client(&self) -> &Transaction<'t> {
-        self
-    }
-
-    async fn commit(self) -> Result<(), tokio_postgres::Error> {
-        self.commit().await
-    }
-
-    async fn rollback(self) -> Result<(), tokio_postgres::Error> {
-        self.rollback().await
-    }
-}
-
-#[async_trait]
-impl Commit for &Client {
-    type Client = Client;
-
-    fn client(&self) -> &Client {
-        self
-    }
-
-    async fn commit(self) -> Result<(), tokio_postgres::Error> {
-        self.batch_execute("COMMIT").await
-    }
-
-    async fn rollback(self) -> Result<(), tokio_postgres::Error> {
-        self.batch_execute("ROLLBACK").await
+    fn begin(self, ctx: &Context) -> Self::Begun {
+        let ctx = ctx.clone();
+        Box::pin(async move {
+            let mut tx = SqlBegin::begin(self).await?;
+            let scope = ctx.scope();
+            let scopes = [scope.as_str()];
+            limit(&mut tx.runner(), ctx.limits(), &scopes, ctx.token()).await?;
+            Ok(tx)
+        })
     }
 }
 
-async fn complete(tx: impl Commit, ctx: &Context) -> Result<(), Failure> {
-    let store = store(&**ctx.pool().store())?;
-    let settlement = ctx.completion();
-    let ending = Ending::of(ctx);
-    match store.settle_in(tx.client(), &settlement).await {
-        Ok(verdict) if verdict.is_held() => {
-            tx.commit().await?;
-            ending.committed(verdict);
-            Ok(())
-        }
-        Ok(_) => {
-            // The lease is somebody else's, whether or not the server could be told.
-            let _ = tx.rollback().await;
-            Err(ctx.refused(Verb::Settle))
-        }
-        Err(error) => {
-            let _ = tx.rollback().await;
-            Err(error.into())
-        }
+impl<'t, T: SqlRunner<D> + 't, D: 'static> Resource<Postgres<'t, D>> for T {
+    type Opening = Opening<'t, OpenTransaction<T, D>>;
+
+    fn open_for(self, ctx: &Context) -> Self::Opening {
+        let ctx = ctx.clone();
+        Box::pin(watched(async move {
+            let scopes = [ctx.scope()];
+            let schema = match store(&**ctx.pool().store()) {
+                Ok(store) => store.schema(),
+                Err(_) => SCHEMA,
+            };
+            opened(self, &scopes, ctx.token(), ctx.limits(), schema).await
+        }))
     }
 }
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use rusqlite::Transaction;
+use rusqlite::{Connection, Transaction, TransactionBehavior};
 
-use super::{OwnedTransaction, TransactionRef};
+use super::{BeginTransaction, OwnedTransaction, TransactionRef};
 use crate::context::Context;
 use crate::ending::{Ending, native};
 use crate::error::{Result, Verb};
@@ -31,7 +31,19 @@ impl Context {
     }
 }
 
-impl TransactionRef for &Transaction<'_> {
+/// `rusqlite`, and a file.
+#[derive(Debug)]
+pub enum Rusqlite {}
+
+impl<'c> BeginTransaction<Rusqlite> for &'c mut Connection {
+    type Begun = rusqlite::Result<Transaction<'c>>;
+
+    fn begin(self, _: &Context) -> rusqlite::Result<Transaction<'c>> {
+        self.transaction_with_behavior(TransactionBehavior::Immediate)
+    }
+}
+
+impl TransactionRef<Rusqlite> for &Transaction<'_> {
     type Answer<T> = T;
 
     fn checkpoint(self, ctx: &Context, state: Result<Bytes, Failure>) -> Result<(), Failure> {
@@ -51,7 +63,7 @@ impl TransactionRef for &Transaction<'_> {
     }
 }
 
-impl OwnedTransaction for Transaction<'_> {
+impl OwnedTransaction<Rusqlite> for Transaction<'_> {
     type Answer<T> = T;
 
     fn complete(self, ctx: &Context) -> Result<(), Failure> {

@@ -20,7 +20,6 @@ use tokio::time::Instant;
 
 use tracing::Instrument as _;
 
-use super::clock_watch::ClockWatch;
 use super::held::Stop;
 use super::lost;
 use super::outcome::HandlerEnd;
@@ -32,14 +31,15 @@ use crate::error::ErrorKind;
 use crate::job::QueueName;
 use crate::lease::Nonce;
 use crate::limits;
+use crate::observe::clock_watch::ClockWatch;
 use crate::observe::{Event, metrics};
 use crate::store::{ClaimQueue, ClaimRequest, Claimed, Store};
 
 /// How much work to hold ahead of the slots: what they finish in this long.
 const AHEAD: Duration = Duration::from_millis(20);
 
-/// A lost wake-up costs at most this.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+/// How long a claimer rests at most after a claim that came to nothing.
+const LONGEST_REST: Duration = Duration::from_secs(1);
 
 /// A lease that waited this long for a slot goes back: another worker may have one free.
 const STALE_BUFFER: Duration = Duration::from_secs(1);
@@ -87,7 +87,7 @@ pub(crate) fn give_back(pool: &Pool) {
         held.leases[index].stop(Stop::Drain);
         settler::hand_in(pool, held, index, HandlerEnd::Dropped, Times::default());
     }
-    pool.outbox.flush_all();
+    pool.outbox.flush();
 }
 
 struct Claimer {
@@ -109,9 +109,9 @@ struct Pace {
 }
 
 impl Pace {
-    /// Takes note that so many handlers have ended in all. The pace is measured once a millisecond,
-    /// and for the first time as soon as all slots have ended one: a pool must not stay slow
-    /// because its first claims tell nothing of its pace.
+    /// Updates the pace; `finished` is the number of handlers that have ended so far. The pace is
+    /// measured once a millisecond, and first when as many handlers have ended as there are slots:
+    /// a pool must not stay slow because its first claims say nothing about its pace.
     fn measure(&mut self, finished: u64, slots: usize, now: Instant) {
         let elapsed = now - self.since;
         let is_first = self.per_second == 0.0 && finished - self.finished >= slots as u64;
@@ -141,7 +141,7 @@ impl Claimer {
             pool,
             lane,
             pace,
-            next: LONGEST_SLEEP,
+            next: Duration::MAX,
             still: (0, monotonic()),
             clock: ClockWatch::default(),
         }
@@ -166,7 +166,7 @@ impl Claimer {
     }
 
     /// What to ask for in one round, in the order of the claims: the queues without slots of their
-    /// own together, each other queue by itself if it has a free slot. Empty if there is no room.
+    /// own together, each other queue separately if it has a free slot. Empty if there is no room.
     fn shares(&self, want: usize) -> Vec<Share> {
         let mut shares: Vec<Share> = Vec::new();
         let mut common: Option<usize> = None;
@@ -196,7 +196,7 @@ impl Claimer {
     /// Claims each share, until there are as many leases as are wanted. Returns their number; none
     /// if a claim came to nothing.
     async fn claim_all(&mut self, shares: Vec<Share>, want: usize) -> Option<usize> {
-        self.next = LONGEST_SLEEP;
+        self.next = Duration::MAX;
         let mut granted = 0;
         for share in shares {
             let max = share.most.min(want - granted);
@@ -245,7 +245,8 @@ impl Claimer {
     async fn wait_for_work(&self) {
         let pool = &self.pool;
         let back = pool.declines.step_back(monotonic());
-        let limit = self.next.clamp(Duration::from_millis(1), LONGEST_SLEEP) + back;
+        let longest = pool.store().longest_wait();
+        let limit = self.next.clamp(Duration::from_millis(1), longest) + back;
         // A queue that has no room may have work all the time.
         let has_room = |(index, _): &(usize, &PoolQueue)| pool.queue_room(*index) != Some(0);
         let with_room = pool.queues.iter().enumerate().filter(has_room);
@@ -258,7 +259,7 @@ impl Claimer {
         let sleep = async {
             // A store that cannot tell, or does not come back, costs no more than the longest
             // sleep.
-            if let Ok(Err(_)) = tokio::time::timeout(LONGEST_SLEEP + back, wait).await {
+            if let Ok(Err(_)) = tokio::time::timeout(longest + back, wait).await {
                 tokio::time::sleep(limit).await;
             }
         };
@@ -274,7 +275,7 @@ impl Claimer {
     /// return at once, only to be refused again. Claimers that were refused together come back at
     /// different times.
     async fn rest(&self) {
-        let half = LONGEST_SLEEP / 2;
+        let half = LONGEST_REST / 2;
         tokio::select! {
             biased;
             () = self.pool.drain.cancelled() => {}
@@ -304,7 +305,7 @@ impl Claimer {
             permit.hold_until_lease_ends();
         }
         let next = claimed.next_due.into_iter().chain(claimed.next_deadline);
-        self.next = next.min().unwrap_or(LONGEST_SLEEP).min(self.next);
+        self.next = next.min().unwrap_or(Duration::MAX).min(self.next);
         self.take_in(claimed, sent);
         Some(leases)
     }
@@ -371,8 +372,8 @@ impl Claimer {
             let guard = terms.guard().min(granted / 4);
             let is_short = granted < terms.term;
             let held = pool.board.hold(queue, grant, sent, guard, pool);
-            // The watch sleeps until the next deadline that it knows of. A short term, or an answer
-            // that took long, brings an earlier one.
+            // The watch sleeps until the next deadline that it knows. After a short term, or an
+            // answer that took long, there is an earlier one.
             let is_late = sent.elapsed() > terms.renew_every;
             if is_short || is_late {
                 pool.short_term.iter().for_each(Notify::notify_one);

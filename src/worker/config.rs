@@ -1,5 +1,5 @@
-//! Describing a worker: its handlers and queues, what holds for them, and what is refused before
-//! anything runs.
+//! Describing a worker: its handlers, queues and settings. Settings that cannot work are refused
+//! before anything runs.
 
 use std::fmt;
 use std::future::Future;
@@ -25,7 +25,7 @@ use crate::observe::{Observer, Observers};
 use crate::settings::run_setters;
 use crate::state::{StateMap, StateType};
 
-/// One queue that a worker claims from, and what holds for its jobs.
+/// One queue that a worker claims from, and the settings for its jobs.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct QueueConfig {
@@ -64,7 +64,7 @@ impl QueueConfig {
         self
     }
 
-    /// Its lease terms, where a job names none.
+    /// Its lease terms, where a job sets none of its own.
     pub fn terms(mut self, terms: LeaseTerms) -> Self {
         self.terms = Some(terms);
         self
@@ -142,7 +142,7 @@ impl Worker {
         }
     }
 
-    /// Works jobs of type `J` with this handler: a plain `async fn`, or what implements
+    /// Works jobs of type `J` with this handler: a plain `async fn`, or a type that implements
     /// [`Handler`]. One handler per kind.
     pub fn handle<J: Job, M>(self, handler: impl IntoHandler<J, M, Handler: Handler<J>>) -> Self {
         self.handle_in(J::QUEUE, handler)
@@ -172,9 +172,9 @@ impl Worker {
     }
 
     /// Gives all handlers and layers something to share: a connection pool, a configuration. A
-    /// function takes it as an argument, [`State`](crate::State); everybody else finds it by its
-    /// type with [`Context::state`](crate::Context::state). A second one of the same type replaces
-    /// the first.
+    /// function takes it as an argument, [`State`](crate::State); other handlers and layers look it
+    /// up by its type with [`Context::state`](crate::Context::state). A second one of the same type
+    /// replaces the first.
     pub fn state<T: Send + Sync + 'static>(mut self, state: T) -> Self {
         self.state.insert(state);
         self
@@ -233,7 +233,7 @@ impl Worker {
         self
     }
 
-    /// Lease terms, where neither job nor queue says otherwise. 60 s by default.
+    /// Lease terms, where neither the job nor its queue sets others. 60 s by default.
     pub fn terms(mut self, terms: LeaseTerms) -> Self {
         self.terms = terms;
         self
@@ -258,22 +258,22 @@ impl Worker {
 
     /// How long a drain may take in all, whatever the store does: from the signal to the end of the
     /// worker. Handlers may go on until a quarter of it is left, or 5 s if that is less. What has
-    /// not ended by then is dropped, and handed back in the rest.
+    /// not ended by then is dropped, and handed back in the time that is left.
     ///
     /// 25 s by default, which fits into the 30 s that Kubernetes gives a pod. Keep it below the
-    /// time that your supervisor waits before it kills.
+    /// time that your supervisor waits before it kills the process.
     pub fn drain_grace(mut self, grace: Duration) -> Self {
         self.drain_grace = grace;
         self
     }
 
-    /// Who holds the leases, for people. Host, process and pool by default.
+    /// Who holds the leases, for people to read. Host, process and pool by default.
     pub fn owner(mut self, owner: impl Into<String>) -> Self {
         self.owner = Some(owner.into());
         self
     }
 
-    /// What the worker belongs to, for people: a deploy, a batch. A new id by default.
+    /// What the worker belongs to, for people to read: a deploy, a batch. A new id by default.
     pub fn task(mut self, task: impl Into<String>) -> Self {
         self.task = Some(task.into());
         self
@@ -365,8 +365,8 @@ impl Worker {
         {
             if let Some(missing) = needs.into_iter().find(|needed| !self.state.has(*needed)) {
                 let name = missing.name;
-                let found = format!("none of type {name}, which the handler of {kind:?} takes");
-                let allowed = "what handlers take: give it to the worker with `.state(…)`";
+                let found = format!("no {name}, which the handler of {kind:?} takes");
+                let allowed = "a worker with every state that its handlers take: add `.state(…)`";
                 return Err(Error::invalid("state", found, allowed));
             }
             let handler = Layered::around(handler, &layers);
@@ -470,8 +470,8 @@ impl Worker {
         for Handled { kind, queue, .. } in &self.handlers {
             if !is_claimed(queue) {
                 let found = format!("kind {kind:?} in queue {queue:?}, which is not claimed");
-                let allowed = "kinds of the named queues: name this one, too, or say where else the \
-                               jobs are with `handle_in`";
+                let allowed = "handlers of claimed queues: claim this one too, or name the queue of \
+                               the jobs with `handle_in`";
                 return Err(Error::invalid("handlers", found, allowed));
             }
         }

@@ -1,4 +1,4 @@
-//! Calling the `on_dead` hooks of a worker, beside its work.
+//! Calling the `on_dead` hooks of a worker, without holding up its work.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::observe::{Death, Event, Observer};
 
-/// What a user wants to be called with each death.
+/// A user's hook, called with each death.
 pub(super) type DeathHook =
     Box<dyn Fn(Death) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
@@ -22,7 +22,7 @@ pub(super) struct Deaths {
 }
 
 impl Deaths {
-    /// None if nobody is to be told.
+    /// None if there are no hooks.
     pub(super) fn told_to(hooks: Vec<DeathHook>) -> Option<Self> {
         let (sender, receiver) = unbounded_channel();
         (!hooks.is_empty()).then_some(Self {
@@ -32,7 +32,8 @@ impl Deaths {
         })
     }
 
-    /// Passes on what the worker sees. It is called in the midst of the work, and does not wait.
+    /// Passes on the deaths that the worker sees. It is called from the worker's own tasks, and
+    /// never waits.
     pub(super) fn observer(&self) -> Arc<dyn Observer> {
         let sender = self.sender.clone();
         Arc::new(move |event: &Event<'_>| {

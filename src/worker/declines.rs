@@ -1,9 +1,9 @@
 //! Declining: hand back what this worker cannot work, at a pace, and warn of it once a minute.
 //!
 //! In a rolling deploy a job of a new kind, or with a new payload, meets old workers first. Each of
-//! them declines it, and the store keeps since when: [`put_off`] makes a delay of that. A worker
-//! that declines many jobs spreads them out, so that a queue full of jobs that nobody knows leaves
-//! the store to the others.
+//! them declines it, and the store keeps since when: [`put_off`] turns that into a delay. A worker
+//! that declines many jobs spreads them out, so that a queue full of jobs that no worker knows does
+//! not keep the store busy.
 //!
 //! Before: [`decide`](super::outcome::decide) found that the job cannot be worked here. After: the
 //! [settler](super::settler) hands it back.
@@ -40,8 +40,8 @@ const LONGEST_LINE: Duration = Duration::from_secs(300);
 /// A worker that has declined a job lately comes to what falls due by up to this much later than
 /// others: workers that wake at one moment tend to come in one order, and a job would meet the same
 /// one again and again. With nine old workers and one new, the mean wait falls from about 1 s to
-/// 0.1 s in memory, 2 s to 0.2 s on SQLite, 0.9 s to 0.2 s on Redis, 1.0 s to 0.6 or 0.8 s on
-/// PostgreSQL (`tests/fault/deploy.rs`).
+/// 0.1 s in memory, 2 s to 0.2 or 0.4 s on SQLite, 0.9 s to 0.2 s on Redis, 1.0 s to 0.3 or 0.6 s
+/// on PostgreSQL (`tests/fault/deploy.rs`).
 const STEP_BACK: Duration = Duration::from_millis(50);
 /// How long ago that may be: longer than any of its jobs is put off for its age.
 const LATELY: Duration = Duration::from_secs(60);
@@ -54,7 +54,7 @@ pub(crate) fn put_off(declined_for: Duration) -> Duration {
     (declined_for / SHARE).clamp(SOONEST, LATEST)
 }
 
-/// One more job is declined: paces it, counts it, and tells everybody.
+/// Declines one more job: chooses its delay, counts it, and tells the observers.
 pub(crate) fn decline(
     pool: &Pool,
     (queue, job): (&QueueName, &JobRecord),
@@ -137,7 +137,7 @@ impl Declines {
             warned.at = now;
             return Some(jobs);
         }
-        // Kinds come from whoever enqueues: only those of the last minute are remembered.
+        // Any producer can invent kinds, so only those of the last minute are remembered.
         let is_recent = |warned: &Warned| now < warned.at + WARN_EVERY;
         recent.kinds.retain(|_, warned| is_recent(warned));
         let warned = Warned { at: now, since: 0 };

@@ -186,7 +186,7 @@ impl fmt::Debug for WorkerHandle {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(
     clippy::struct_excessive_bools,
-    reason = "a paused worker may drain: they are no states of one machine"
+    reason = "a paused worker may drain: these are independent"
 )]
 #[non_exhaustive]
 pub struct WorkerHealth {
@@ -204,25 +204,25 @@ pub struct WorkerHealth {
     pub renewed: Option<Duration>,
     /// Renewal calls that failed since the last that succeeded.
     pub failed_renewals: u32,
-    /// How long ago the claimer was last seen to run. It notes that every few seconds, also while
-    /// it waits for the store.
+    /// How long ago the claimer was last seen running. It reports every few seconds, even while it
+    /// waits for the store.
     pub claimer_ran: Duration,
-    /// The same of the renewer.
+    /// The same for the renewer.
     pub renewer_ran: Duration,
     running_for: Duration,
     /// How long the store may stay silent. None: there is nothing to ask it for.
     patience: Option<Duration>,
 }
 
-/// A part that was not seen for so long does not run any more.
+/// A part that has not been seen running for this long is stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 impl WorkerHealth {
-    /// Whether the worker's parts run: the answer to a liveness check, on whose failure a
+    /// Whether the worker's parts are running: the answer to a liveness check. If it fails, a
     /// supervisor restarts the process.
     ///
-    /// It does not depend on the store: a restart does not bring that back. A worker that is paused
-    /// or drains is alive; one that has ended is not.
+    /// It does not depend on the store, which a restart would not bring back. A worker that is
+    /// paused or drains is alive; one that has ended is not.
     pub fn is_alive(&self) -> bool {
         self.why_not_alive().is_none()
     }
@@ -236,10 +236,12 @@ impl WorkerHealth {
         let claimer = (!self.draining).then_some(("claimer", self.claimer_ran));
         let parts = [("renewer", self.renewer_ran)].into_iter().chain(claimer);
         let stuck = parts.max_by_key(|(_, ran)| *ran);
-        stuck.filter(|(_, ran)| *ran > STUCK_AFTER).map(|(part, ran)| {
-            let seconds = ran.as_secs();
-            format!("the {part} was not seen to run for {seconds} s: does a handler block its thread?")
-        })
+        stuck
+            .filter(|(_, ran)| *ran > STUCK_AFTER)
+            .map(|(part, ran)| {
+                let seconds = ran.as_secs();
+                format!("the {part} has not run for {seconds} s: does a handler block its thread?")
+            })
     }
 
     /// Whether the worker takes on work and has heard from the store within the shortest term of
@@ -256,7 +258,7 @@ impl WorkerHealth {
             return Some(why);
         }
         if self.draining {
-            return Some("the worker drains".into());
+            return Some("the worker is draining".into());
         }
         let silence = self.store_answered.unwrap_or(self.running_for);
         let patience = self.patience.filter(|patience| silence > *patience)?;

@@ -18,13 +18,13 @@
 //! | handed in | `handed_in` | [`settler`](super::settler), or a completion of the handler's own |
 //! | ended | `ended` | [`Pool::end`](super::pool::Pool::end), once |
 //!
-//! Beside its state a lease has a stop reason ([`Stop`]), which only ever gets graver. `Drain` and
-//! `Cancel` ask the handler to come to an end, and its outcome is settled. `Stalled`, `Deadline`
-//! and `Fenced` mean that the lease is lost: all that follows from that is in
-//! [`lost`](super::lost). And a lease can be marked to lapse: nobody will settle it, and the next
-//! renewal of its grant lets it expire.
+//! Besides its state, a lease has a stop reason ([`Stop`]), which can only become more severe.
+//! `Drain` and `Cancel` ask the handler to finish, and its outcome is settled. `Stalled`,
+//! `Deadline` and `Fenced` mean that the lease is lost; [`lost`](super::lost) has everything that
+//! follows. A lease can also be marked to lapse: it will not be settled, and the next renewal of
+//! its grant lets it expire.
 //!
-//! A holder cannot know from the inside that it was replaced. It can know when it *may* have been:
+//! A holder cannot tell by itself that it was replaced, but it can tell when it *may* have been:
 //! once the time granted has passed since the claim or the last successful renewal was first sent,
 //! less the guard. From then on the handler is told to stop, whatever the store might still say.
 //!
@@ -103,6 +103,8 @@ struct Rare {
     result: Mutex<Option<Bytes>>,
     /// The verdict on a completion that was committed in the handler's own transaction.
     completed: OnceLock<Verdict>,
+    /// Whether a settlement of this process may have ended it, and its answer is lost for good.
+    in_doubt: AtomicBool,
     progress: Mutex<Option<Progress>>,
     stop_signal: StopSignal,
 }
@@ -112,7 +114,7 @@ struct Rare {
 pub(crate) struct StopSignal {
     /// For the handler: raised once.
     pub(crate) token: CancellationToken,
-    /// For the slot: raised again whenever the reason gets graver.
+    /// For the slot: raised again whenever the reason becomes more severe.
     pub(crate) changed: Notify,
 }
 
@@ -123,7 +125,7 @@ impl StopSignal {
     }
 }
 
-/// Why a handler is told to stop. A graver reason overrides a lighter one.
+/// Why a handler is told to stop. A more severe reason overrides a less severe one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Stop {
     /// The worker shuts down.
@@ -134,7 +136,7 @@ pub(crate) enum Stop {
     Stalled,
     /// The deadline is near and no renewal got through.
     Deadline,
-    /// The store says that the lease is somebody else's.
+    /// The store refused the receipt: this is no longer the current lease.
     Fenced,
 }
 
@@ -147,7 +149,7 @@ impl Stop {
         Self::Fenced,
     ];
 
-    /// Whether the lease may be somebody else's, so that nothing may be settled.
+    /// Whether another worker may hold the lease by now, so that nothing may be settled.
     pub(crate) fn is_lost(self) -> bool {
         self.lost().is_some()
     }
@@ -192,6 +194,7 @@ impl HeldLease {
                 seq: AtomicU64::new(saved.map_or(0, |saved| saved.seq)),
                 result: Mutex::default(),
                 completed: OnceLock::new(),
+                in_doubt: AtomicBool::new(false),
                 progress: Mutex::default(),
                 stop_signal: StopSignal::default(),
             })
@@ -221,7 +224,7 @@ impl HeldLease {
             .clone()
     }
 
-    /// Tells the handler to stop. Returns true if this reason is graver than any earlier one.
+    /// Tells the handler to stop. Returns true if this reason is more severe than any earlier one.
     pub(crate) fn stop(&self, why: Stop) -> bool {
         let before = self.stop.fetch_max(why as u8, Ordering::SeqCst);
         if before >= why as u8 {
@@ -278,6 +281,24 @@ impl HeldLease {
 
     pub(crate) fn completed(&self) -> Option<Verdict> {
         self.rare.get()?.completed.get().copied()
+    }
+
+    /// A settlement of this process may have ended it, and nobody can tell any more: a refusal
+    /// from now on says nothing of a stale holder.
+    pub(crate) fn doubt(&self) {
+        self.rare().in_doubt.store(true, Ordering::Release);
+    }
+
+    /// It is certain after all what became of that settlement.
+    #[cfg(feature = "redis")]
+    pub(crate) fn clear_doubt(&self) {
+        self.rare().in_doubt.store(false, Ordering::Release);
+    }
+
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.rare
+            .get()
+            .is_some_and(|rare| rare.in_doubt.load(Ordering::Acquire))
     }
 
     /// It has ended, or is not ours any longer. Returns true the first time.
@@ -582,7 +603,7 @@ mod tests {
                     })
                 });
                 let told = told.map(|thread| thread.join().unwrap());
-                assert!(told[2].0, "the gravest reason is always news");
+                assert!(told[2].0, "the most severe reason is always news");
                 assert_eq!(told.iter().filter(|(_, first)| *first).count(), 1);
             });
             assert_eq!(lease.stopped(), Some(Stop::Fenced));

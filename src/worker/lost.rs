@@ -1,4 +1,4 @@
-//! Losing a lease: all that happens once a lease may be somebody else's.
+//! Losing a lease: everything that happens once another worker may hold it.
 //!
 //! ```text
 //!  who notices                                        reason     calls
@@ -12,7 +12,7 @@
 //! What follows is the same in each case:
 //!
 //! 1. The reason is set on the [held lease](super::held), and the handler's stop signal is raised.
-//! 2. A lease that still waits for a slot is not started any more ([`slots`](super::slots)).
+//! 2. A lease that still waits for a slot is never started ([`slots`](super::slots)).
 //! 3. A handler that has not returned after the grace is dropped ([`slots`](super::slots)). One
 //!    that blocks its thread cannot be dropped; it keeps its slot.
 //! 4. Nothing is settled, whatever the handler returns ([`outcome`](super::outcome)). Only a lease
@@ -20,8 +20,8 @@
 //! 5. In the store the lease expires at its deadline; a stalled one with the next renewal of its
 //!    grant, which names it as lapsed until the store has answered ([`renewer`](super::renewer)).
 //!
-//! A lease whose handler has ended only waits for the verdict on its settlement, and is lost no
-//! more: the store decides.
+//! Once its handler has ended, a lease can no longer be lost. It waits for the verdict on its
+//! settlement: the store decides.
 
 use super::held::{HeldGrant, Stop};
 use super::pool::Pool;
@@ -29,12 +29,14 @@ use crate::error::Verb;
 use crate::handler::Failure;
 use crate::observe::Event;
 
-/// A lease is not ours any longer, or may not be: its handler stops and settles nothing.
-pub(crate) fn lose(pool: &Pool, held: &HeldGrant, index: usize, why: Stop) {
+/// A lease is not ours any longer, or may not be: its handler stops and settles nothing. Returns
+/// false if it had ended or was known to be lost, or if nobody can tell whether this process has
+/// ended it itself.
+pub(crate) fn lose(pool: &Pool, held: &HeldGrant, index: usize, why: Stop) -> bool {
     let lease = &held.leases[index];
     let is_known = lease.stopped().is_some_and(Stop::is_lost);
     if lease.is_handed_in() || lease.has_ended() || is_known || !lease.stop(why) {
-        return;
+        return false;
     }
     if why == Stop::Stalled {
         lease.let_lapse();
@@ -43,7 +45,7 @@ pub(crate) fn lose(pool: &Pool, held: &HeldGrant, index: usize, why: Stop) {
         pool.kinds[kind].meters[held.queue].lost(why);
     }
     if why == Stop::Fenced {
-        fenced(pool, held, index, Verb::Renew);
+        refused(pool, held, index, Verb::Renew);
     }
     let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
     pool.observers.emit(|| Event::Lost {
@@ -52,24 +54,19 @@ pub(crate) fn lose(pool: &Pool, held: &HeldGrant, index: usize, why: Stop) {
         token,
         stalled: why == Stop::Stalled,
     });
+    !lease.is_in_doubt()
 }
 
-/// All leases of a grant are lost.
-pub(crate) fn lose_all(pool: &Pool, held: &HeldGrant, why: Stop) {
-    for index in 0..held.leases.len() {
-        lose(pool, held, index, why);
-    }
+/// All leases of a grant are lost. Returns how many of them were news, as [`lose`] has it.
+pub(crate) fn lose_all(pool: &Pool, held: &HeldGrant, why: Stop) -> usize {
+    let leases = 0..held.leases.len();
+    leases.filter(|index| lose(pool, held, *index, why)).count()
 }
 
-/// The store refused a call of the handler: the lease is somebody else's. Returns what ends the
-/// handler.
+/// The store refused a call of the handler: this is no longer the current lease. Returns what ends
+/// the handler.
 pub(crate) fn call_refused(pool: &Pool, held: &HeldGrant, index: usize, verb: Verb) -> Failure {
-    let meter = &pool.queues[held.queue].meter;
-    match verb {
-        Verb::Checkpoint => meter.checkpoint_fenced(),
-        _ => meter.settle_fenced(1),
-    }
-    fenced(pool, held, index, verb);
+    refused(pool, held, index, verb);
     held.leases[index].stop(Stop::Fenced);
     Failure::lost()
 }
@@ -82,13 +79,21 @@ pub(crate) fn abandon(pool: &Pool, held: &HeldGrant) {
     pool.end_all(held, 0..held.leases.len());
 }
 
-/// Tells the observers that the store refused a call under this lease.
-pub(crate) fn fenced(pool: &Pool, held: &HeldGrant, index: usize, verb: Verb) {
-    let lease = &held.leases[index];
+/// The store refused a call under this lease: counts it, and tells the observers. A refusal is a
+/// stale holder's, unless it can be this process's own settlement that ended the lease.
+pub(crate) fn refused(pool: &Pool, held: &HeldGrant, index: usize, verb: Verb) {
+    let (lease, queue) = (&held.leases[index], &held.grant.queue);
+    let (job, token) = (lease.job.id, lease.token);
+    let meter = &pool.queues[held.queue].meter;
+    if lease.is_in_doubt() {
+        meter.in_doubt();
+        return pool.observers.emit(|| Event::InDoubt { queue, job, token });
+    }
+    meter.fenced(verb);
     pool.observers.emit(|| Event::Fenced {
         verb,
-        queue: &held.grant.queue,
-        job: lease.job.id,
-        token: lease.token,
+        queue,
+        job,
+        token,
     });
 }

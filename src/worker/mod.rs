@@ -10,7 +10,6 @@
 //! Several pools can run in one process; nothing is global.
 
 pub(crate) mod claimer;
-mod clock_watch;
 mod config;
 mod deaths;
 pub(crate) mod declines;
@@ -102,7 +101,7 @@ async fn run_pool(
         claimers.shutdown().await;
         claimer::give_back(pool);
         while pool.board.leases() > 0 && settling(pool) {
-            pool.outbox.flush_all();
+            pool.outbox.flush();
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         no_more_deaths.cancel();

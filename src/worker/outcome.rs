@@ -60,7 +60,7 @@ impl HandlerEnd {
     }
 }
 
-/// What is to be done with a lease whose handler has ended.
+/// What to do with a lease whose handler has ended.
 #[derive(PartialEq, Debug)]
 pub(crate) enum Decision {
     /// Settle it.
@@ -167,8 +167,8 @@ impl Facts<'_> {
         }
     }
 
-    /// Left to workers of another version. In a deploy one will come; a payload that nobody could
-    /// read for long enough is broken.
+    /// Left to workers of another version. During a deploy there will be one; a payload that no
+    /// worker could read for long enough is broken.
     fn declined(&self, cause: DeclineCause, reason: String) -> Outcome {
         let since = self.job.declined_since.unwrap_or(self.granted_at);
         let declined_for = self.granted_at.since(since);

@@ -437,8 +437,8 @@ impl Pool {
         self.failure.get()
     }
 
-    /// Lets go of everything: nobody works, renews or settles it any longer. What is held knows the
-    /// pool, and each would keep the other.
+    /// Lets go of all leases: they are no longer worked, renewed or settled. Held grants and the
+    /// pool refer to each other, and would keep each other alive.
     pub(crate) fn close(&self) {
         self.stop_claiming();
         self.closed.store(true, Ordering::Release);
@@ -476,14 +476,14 @@ impl Pool {
     }
 }
 
-/// Runs a part of a pool. If it panics, the pool ends, and its caller hears of it.
+/// Runs a part of a pool. If it panics, the pool ends, and whoever runs it gets the error.
 pub(crate) async fn part(pool: Arc<Pool>, name: &'static str, part: impl Future<Output = ()>) {
     let _watched = Watched { pool, name };
     part.await;
 }
 
-/// Runs a part, and notes now and then that it does. One that blocks its thread, or that nobody
-/// polls any longer, falls silent; one that waits for the store does not.
+/// Runs a part, and records every few seconds that it was polled. A part that blocks its thread, or
+/// is no longer polled, falls silent; one that waits for the store does not.
 pub(crate) async fn noted(
     pool: Arc<Pool>,
     ran: fn(&Pool) -> &AtomicU64,

@@ -1,7 +1,7 @@
 //! Expiring: what is done about leases whose time has passed.
 //!
 //! Claims expire what is overdue in their own queues, in the same step. The reaper looks after the
-//! queues that nobody claims from. It knows only time: a worker that was frozen longer than its
+//! queues that no worker claims from. It knows only time: a worker that was frozen longer than its
 //! term looks dead, and its job runs again. The fence, not the reaper, protects the data.
 
 use std::sync::Arc;

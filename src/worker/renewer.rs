@@ -1,12 +1,12 @@
 //! Renewing: keep the leases while the handlers run.
 //!
 //! One renewer serves the whole pool, on its own thread, runtime and connection: a handler that
-//! hogs the CPU must not cost anybody a lease. Each tick renews everything in one call. It does not
-//! decide whether work is worth renewing; progress does: the lease of a handler that shows none for
-//! its stall limit lapses.
+//! hogs the CPU must not cost other handlers their leases. Each tick renews everything in one call.
+//! It does not decide whether work is worth renewing; progress does: the lease of a handler that
+//! shows none for its stall limit lapses.
 //!
 //! **Invariant (I8).** The handler is told to stop before *first send + granted − guard*, whatever
-//! the reply says: the watch runs beside the calls, and does not wait for them.
+//! the reply says: the watch runs concurrently with the calls, and does not wait for them.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use tracing::Instrument as _;
 
-use super::held::{HeldGrant, HeldLease, Stop};
+use super::held::{HeldGrant, Stop};
 use super::lost;
 use super::pool::Pool;
 use crate::calls::lane::spread;
@@ -43,7 +43,7 @@ pub(crate) async fn renewer(pool: Arc<Pool>) {
     let mut renew = pin!(renew);
     let renew = poll_fn(|cx| {
         caught(|| renew.as_mut().poll(cx)).unwrap_or_else(|panic| {
-            // The watch goes on, and ends what nobody renews.
+            // The watch goes on, and ends the leases that are no longer renewed.
             let why = format!("the worker's renewer: {panic}");
             pool.fail(Error::new(ErrorKind::Unexpected, why).during(Verb::Run));
             Poll::Ready(())
@@ -143,7 +143,7 @@ async fn tick(pool: &Arc<Pool>, store: &dyn Store, interval: Duration) -> bool {
 /// A beat for a grant, if it is due or one of its handlers has stalled.
 ///
 /// It holds the whole grant, and names only leases whose handlers have not ended. One that is
-/// handed in may be settled before this call arrives, and would be counted as a stale holder's.
+/// handed in may be settled before this call arrives: the store would refuse it, and rightly so.
 fn beat_for(pool: &Pool, held: &HeldGrant, now: Instant, every: Duration) -> Option<Beat> {
     let queue = &pool.queues[held.queue];
     let mut beat = Beat {
@@ -201,7 +201,7 @@ async fn renew(
     let lapsed: Vec<_> = beats.iter().map(|beat| beat.lapse.clone()).collect();
     let counts: Vec<_> = beats.iter().map(|beat| beat.leases.len()).collect();
     let shown: Vec<_> = beats.iter().map(|beat| beat.progress.clone()).collect();
-    // The handlers stop first: once their leases have lapsed they are somebody else's.
+    // The handlers stop first: once their leases have lapsed, another worker may hold them.
     for (held, tokens) in due.iter().zip(&lapsed) {
         for (index, lease) in held.leases.iter().enumerate() {
             if tokens.contains(&lease.token) {
@@ -287,11 +287,11 @@ async fn timed<T>(limit: Duration, call: impl Future<Output = Result<T>>) -> Res
     })
 }
 
-/// Applies the store's answer for one grant: a longer lease, a cancellation, or a refusal. A lease
-/// that its own settlement ended while the call was under way is not counted as refused.
+/// Applies the store's answer for one grant: a longer lease, a cancellation, or a refusal. Not
+/// counted as refused is a lease that its own settlement ended while the call was under way, one
+/// that this very call lets lapse, and one that was known to be lost before the answer came.
 fn apply(pool: &Arc<Pool>, held: &Arc<HeldGrant>, renewal: &Renewal, sent: Instant, leases: usize) {
     let meter = &pool.queues[held.queue].meter;
-    let is_ours = |lease: &HeldLease| !lease.is_handed_in() && !lease.has_ended();
     match renewal {
         Renewal::Held {
             granted,
@@ -299,24 +299,19 @@ fn apply(pool: &Arc<Pool>, held: &Arc<HeldGrant>, renewal: &Renewal, sent: Insta
             fenced,
         } => {
             held.extend(sent, *granted);
-            let refused = held
-                .leases
-                .iter()
-                .filter(|lease| fenced.contains(&lease.token));
-            let refused = refused.filter(|lease| is_ours(lease)).count();
-            meter.renewed((leases - fenced.len()) as u64, refused as u64);
+            let mut refused = 0;
             for (index, lease) in held.leases.iter().enumerate() {
                 if fenced.contains(&lease.token) {
-                    lost::lose(pool, held, index, Stop::Fenced);
+                    refused += u64::from(lost::lose(pool, held, index, Stop::Fenced));
                 } else if cancel.contains(&lease.token) {
                     lease.stop(Stop::Cancel);
                 }
             }
+            meter.renewed((leases - fenced.len()) as u64, refused);
         }
         Renewal::Fenced => {
-            let refused = held.leases.iter().filter(|lease| is_ours(lease)).count();
-            meter.renewed(0, refused.min(leases) as u64);
-            lost::lose_all(pool, held, Stop::Fenced);
+            let refused = lost::lose_all(pool, held, Stop::Fenced);
+            meter.renewed(0, refused as u64);
         }
     }
 }

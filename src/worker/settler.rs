@@ -102,16 +102,16 @@ impl Outbox {
         }
     }
 
-    /// What waits should not wait any longer. If the settler sleeps, nothing waits.
-    pub(crate) fn flush(&self) {
-        if !self.lock().settler_sleeps {
-            self.flush.notify_one();
-        }
+    /// Whether something waits, or is being settled.
+    fn is_filled(&self) -> bool {
+        !self.lock().settler_sleeps
     }
 
-    /// As [`flush`](Self::flush), whatever the settler does.
-    pub(crate) fn flush_all(&self) {
-        self.flush.notify_one();
+    /// What waits should not wait any longer.
+    pub(crate) fn flush(&self) {
+        if self.is_filled() {
+            self.flush.notify_one();
+        }
     }
 
     /// Forgets what waits, and takes nothing more: a lease that waits here knows the pool, and each
@@ -125,9 +125,8 @@ impl Outbox {
     /// What goes into the next call. None: nothing waits, and the settler can sleep.
     fn take(&self) -> Option<Vec<EndedLease>> {
         let mut waiting = self.lock();
-        let leases = &mut waiting.leases;
-        let rest = leases.split_off(leases.len().min(limits::CALL_ITEMS));
-        let batch = std::mem::replace(leases, rest);
+        let most = waiting.leases.len().min(limits::CALL_ITEMS);
+        let batch: Vec<_> = waiting.leases.drain(..most).collect();
         waiting.settler_sleeps = batch.is_empty();
         (!batch.is_empty()).then_some(batch)
     }
@@ -141,7 +140,8 @@ pub(crate) async fn settler(pool: Arc<Pool>) {
         tokio::select! {
             biased;
             () = outbox.flush.notified() => {}
-            () = outbox.filled.notified() => {
+            // A flush that came together with the first lease has sent it already.
+            () = outbox.filled.notified() => if outbox.is_filled() {
                 let _ = tokio::time::timeout(GATHER, outbox.flush.notified()).await;
             }
         }
@@ -174,8 +174,9 @@ async fn settle(pool: &Pool, lane: &mut Lane, leases: &[EndedLease]) {
                 pool.meter.settled(sent.elapsed());
                 return close(pool, leases, &verdicts);
             }
-            // Receipts make it safe to go again under a new id: what was applied is fenced.
-            Answer::Lost => {}
+            // Receipts make it safe to go again under a new id: what was applied is refused, and
+            // only the store knew that it was.
+            Answer::Lost => leases.iter().for_each(|left| left.lease().doubt()),
             Answer::Refused(error) | Answer::GaveUp(error) => {
                 tracing::error!(%error, leases = leases.len(), "leases left to expire");
                 for left in leases {
@@ -209,7 +210,7 @@ fn close(pool: &Pool, leases: &[EndedLease], verdicts: &[Verdict]) {
                     meter.released(&first.outcome, cancel, lease.attempt, release, count);
                 }
             }
-            Verdict::Fenced => queue.settle_fenced(count),
+            Verdict::Fenced => {}
         }
         for (lease, verdict) in alike {
             tell(pool, lease, *verdict);
@@ -241,7 +242,7 @@ fn tell(pool: &Pool, settled: &EndedLease, verdict: Verdict) {
             late,
             cancel,
         }),
-        Verdict::Fenced => lost::fenced(pool, held, settled.index, Verb::Settle),
+        Verdict::Fenced => lost::refused(pool, held, settled.index, Verb::Settle),
     }
 }
 

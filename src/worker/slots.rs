@@ -1,8 +1,8 @@
 //! Running: call the handler of each lease.
 //!
-//! A slot keeps taking leases from the pool's buffer. It polls each handler once where it stands;
-//! most end there, and cost no task and no timer. When a handler waits for something, another slot
-//! is woken to go on, and this one attends to the handler until it ends.
+//! A slot keeps taking leases from the pool's buffer, and runs the handler of each where it stands.
+//! When a handler waits for something, another slot is woken to go on, and this one attends to its
+//! handler until it ends: to its stop signal and its time limits.
 //!
 //! A slot never touches the store. The lease's stop signal tells it that its handler must stop;
 //! after the grace the handler is dropped where it stands. A handler that blocks its thread cannot
@@ -19,9 +19,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::Instrument as _;
-use tracing::instrument::Instrumented;
 
-use super::held::{HeldGrant, HeldLease, Stop};
+use super::held::{HeldGrant, Stop};
 use super::outcome::HandlerEnd;
 use super::pool::{BufferedLease, Pool};
 use super::settler::{self, Times};
@@ -31,9 +30,9 @@ use crate::handler::{AnyHandler, Running};
 use crate::observe::{Event, trace};
 use crate::panics::caught;
 
-/// Handlers that end at once could keep a slot from ever giving way to the other tasks of its
-/// thread. So it gives way after so many nanoseconds, or after so many leases. It does not after
-/// each lease, because the runtime then looks at all its timers and sockets.
+/// A slot whose handlers all end at once would never yield to the other tasks of its thread. So it
+/// yields after this many nanoseconds, or after this many leases. It does not yield after every
+/// lease, because the runtime then checks all of its timers and sockets.
 const GIVE_WAY_AFTER: u64 = 100_000;
 const GIVE_WAY_EVERY: usize = 1_024;
 
@@ -50,25 +49,14 @@ pub(crate) async fn slot(pool: Arc<Pool>) {
 async fn work(pool: &Pool, first: BufferedLease) {
     let mut turn = Turn::begin(pool);
     let mut next = Some(first);
-    loop {
-        let pause = std::future::poll_fn(|cx| Poll::Ready(go_on(pool, next.take(), &mut turn, cx)));
-        match pause.await {
-            Pause::Nothing => return,
-            Pause::GiveWay => {
-                tokio::task::yield_now().await;
-                turn = Turn::begin(pool);
-            }
-            Pause::Waits(handler) => {
-                let StartedHandler {
-                    held,
-                    index,
-                    started,
-                    running,
-                } = handler;
-                let ended = attend(pool, &held, index, running, pool.clock.instant(started)).await;
-                turn.now = end(pool, held, index, ended, started);
-            }
+    while let Some((held, index)) = next {
+        turn.leases += 1;
+        turn.now = run(pool, held, index, turn.now).await;
+        if turn.is_over() {
+            tokio::task::yield_now().await;
+            turn = Turn::begin(pool);
         }
+        next = pool.take();
     }
 }
 
@@ -95,52 +83,38 @@ impl Turn {
     }
 }
 
-/// Why a slot does not go on.
-enum Pause<'a> {
-    /// No lease waits.
-    Nothing,
-    /// It has had its turn.
-    GiveWay,
-    /// A handler waits for something.
-    Waits(StartedHandler<'a>),
-}
-
-/// A handler that did not end where it was first polled.
-struct StartedHandler<'a> {
-    held: Arc<HeldGrant>,
-    index: usize,
-    started: u64,
-    running: Instrumented<Caught<'a>>,
-}
-
-/// Works lease after lease, as long as each handler ends where it is first polled.
-fn go_on<'a>(
-    pool: &'a Pool,
-    mut next: Option<BufferedLease>,
-    turn: &mut Turn,
-    cx: &mut Poller<'_>,
-) -> Pause<'a> {
-    while !turn.is_over() {
-        let Some((held, index)) = next.take().or_else(|| pool.take()) else {
-            return Pause::Nothing;
+/// Works one lease, which a slot has taken at `now`. Returns when its handler ended.
+async fn run(pool: &Pool, held: Arc<HeldGrant>, index: usize, now: u64) -> u64 {
+    let lease = &held.leases[index];
+    if lease.stopped().is_some() || held.is_over(now) || pool.draining() {
+        // Lost or cancelled while it waited for a slot or for the answer to its claim, or too late
+        // for this worker.
+        let ended = if is_too_short(pool, &held) && !pool.draining() {
+            HandlerEnd::TooShort(held.grant.granted)
+        } else {
+            HandlerEnd::Dropped
         };
-        turn.leases += 1;
-        let Some(begun) = begin(pool, &held, index, turn.now, cx) else {
-            continue;
-        };
-        match begun {
-            Ok(ended) => turn.now = end(pool, held, index, ended, turn.now),
-            Err(running) => {
-                return Pause::Waits(StartedHandler {
-                    held,
-                    index,
-                    started: turn.now,
-                    running,
-                });
-            }
-        }
+        settler::hand_in(pool, held, index, ended, Times::default());
+        return now;
     }
-    Pause::GiveWay
+    let Some(kind) = lease.kind().map(|kind| &pool.kinds[kind]) else {
+        let ended = HandlerEnd::UnknownKind;
+        settler::hand_in(pool, held, index, ended, Times::default());
+        return now;
+    };
+    held.start(index, now);
+    let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
+    pool.observers.emit(|| Event::Started { queue, job, token });
+
+    let ctx = Context::new(Arc::clone(&held), index);
+    let span = tracing::info_span!(
+        "run", otel.kind = "consumer", %queue, kind = %job.kind, job = %job.id, %token,
+        attempt = job.attempt()
+    );
+    trace::link(&span, &job.headers);
+    let running = handled(&*kind.handler, ctx).instrument(span);
+    let ended = attend(pool, &held, index, running, now).await;
+    end(pool, held, index, ended, now)
 }
 
 /// Whether the job's own term or lifetime is what was too short for the answer to the claim: with
@@ -149,75 +123,12 @@ fn is_too_short(pool: &Pool, held: &HeldGrant) -> bool {
     held.came_late && held.grant.granted < pool.queues[held.queue].terms.term
 }
 
-/// Begins to work a lease, and polls its handler once. None: it was handed in without one.
-fn begin<'a>(
-    pool: &'a Pool,
-    held: &Arc<HeldGrant>,
-    index: usize,
-    now: u64,
-    cx: &mut Poller<'_>,
-) -> Option<Result<HandlerEnd, Instrumented<Caught<'a>>>> {
-    let lease = &held.leases[index];
-    if lease.stopped().is_some() || held.is_over(now) || pool.draining() {
-        // Lost or cancelled while it waited for a slot or for the answer to its claim, or too late
-        // for this worker.
-        let ended = if is_too_short(pool, held) && !pool.draining() {
-            HandlerEnd::TooShort(held.grant.granted)
-        } else {
-            HandlerEnd::Dropped
-        };
-        settler::hand_in(pool, Arc::clone(held), index, ended, Times::default());
-        return None;
-    }
-    let Some(kind) = lease.kind().map(|kind| &pool.kinds[kind]) else {
-        let ended = HandlerEnd::UnknownKind;
-        settler::hand_in(pool, Arc::clone(held), index, ended, Times::default());
-        return None;
-    };
-    held.start(index, now);
-    let (queue, job, token) = (&held.grant.queue, &*lease.job, lease.token);
-    pool.observers.emit(|| Event::Started { queue, job, token });
-
-    let ctx = Context::new(Arc::clone(held), index);
-    let span = tracing::info_span!(
-        "run", otel.kind = "consumer", %queue, kind = %job.kind, job = %job.id, %token,
-        attempt = job.attempt()
-    );
-    trace::link(&span, &job.headers);
-    let first = span.in_scope(|| poll_first(&*kind.handler, ctx, cx));
-    Some(first.map_err(|running| Caught(running).instrument(span)))
-}
-
-/// Starts a handler and polls it once. Returns it if it did not end.
-fn poll_first<'a>(
-    handler: &'a dyn AnyHandler,
-    ctx: Context,
-    cx: &mut Poller<'_>,
-) -> Result<HandlerEnd, Running<'a>> {
-    // Outside of what is caught: a panic must not drop it on its way.
-    let (mut running, mut ran) = (None, None);
-    let caught = caught(|| match handler.start(ctx) {
-        Err(failure) => ran = Some(HandlerEnd::Returned(Err(failure))),
-        Ok(started) => {
-            let started: &mut Running<'a> = running.insert(started);
-            if let Poll::Ready(result) = started.as_mut().poll(cx) {
-                ran = Some(HandlerEnd::Returned(result));
-                running = None;
-            }
-        }
-    });
-    match (caught, ran, running) {
-        (Ok(()), None, Some(running)) => Err(running),
-        (Ok(()), Some(ran), _) => Ok(ran),
-        (Err(panic), Some(ran), _) => {
-            tracing::warn!(panic, "a handler panicked as it was dropped");
-            Ok(ran)
-        }
-        (Err(panic), None, running) => {
-            drop(running.map(Caught));
-            Ok(HandlerEnd::Panicked(panic))
-        }
-        (Ok(()), None, None) => unreachable!("it ended, or it is there"),
+/// Runs a handler to its end.
+async fn handled(handler: &dyn AnyHandler, ctx: Context) -> HandlerEnd {
+    match caught(|| handler.start(ctx)) {
+        Err(panic) => HandlerEnd::Panicked(panic),
+        Ok(Err(failure)) => HandlerEnd::Returned(Err(failure)),
+        Ok(Ok(running)) => Caught(running).await,
     }
 }
 
@@ -241,43 +152,34 @@ pub(crate) async fn alone(held: Arc<HeldGrant>, index: usize) -> HandlerEnd {
         return HandlerEnd::UnknownKind;
     };
     let ctx = Context::new(Arc::clone(&held), index);
-    match caught(|| held.pool.kinds[kind].handler.start(ctx)) {
-        Err(panic) => HandlerEnd::Panicked(panic),
-        Ok(Err(failure)) => HandlerEnd::Returned(Err(failure)),
-        Ok(Ok(running)) => Caught(running).await,
-    }
+    handled(&*held.pool.kinds[kind].handler, ctx).await
 }
 
-/// Attends to a handler that waits for something: to its stop signal and its time limits.
+/// Attends to a handler: to its stop signal and its time limits, once it waits for something.
 async fn attend(
     pool: &Pool,
     held: &HeldGrant,
     index: usize,
     running: impl Future<Output = HandlerEnd>,
-    started: Instant,
+    started: u64,
 ) -> HandlerEnd {
-    let lease = &held.leases[index];
-    // The span's wrapper is not `Unpin`; the handler stays where it is from here on.
-    let mut running = std::pin::pin!(running);
-    pool.wake_another();
-    let own = lease.job.options.runs.timeout;
-    let timeout = own.or(pool.queues[held.queue].runs.timeout);
     tokio::select! {
         biased;
-        ran = running.as_mut() => ran,
+        ran = running => ran,
         // A handler that is always ready uses up what the runtime lets a task do at a stretch, and
         // would leave nothing for a look at the clock.
-        ran = tokio::task::unconstrained(limits(pool, lease, started, timeout)) => ran,
+        ran = tokio::task::unconstrained(limits(pool, held, index, started)) => ran,
     }
 }
 
-/// Resolves when the handler must be dropped.
-async fn limits(
-    pool: &Pool,
-    lease: &HeldLease,
-    started: Instant,
-    timeout: Option<Duration>,
-) -> HandlerEnd {
+/// Resolves when the handler must be dropped. It is polled for the first time when the handler
+/// waits for something.
+async fn limits(pool: &Pool, held: &HeldGrant, index: usize, started: u64) -> HandlerEnd {
+    pool.wake_another();
+    let lease = &held.leases[index];
+    let own = lease.job.options.runs.timeout;
+    let timeout = own.or(pool.queues[held.queue].runs.timeout);
+    let started = pool.clock.instant(started);
     let signal = lease.stop_signal();
     let mut drop_at: Option<Instant> = None;
     loop {

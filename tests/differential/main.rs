@@ -224,41 +224,10 @@ fn sqlite_agrees_with_memory() {
     assert_agrees(&make, quick_or(5_000, 256));
 }
 
-/// Moves up the starts of the lines of the youngest queues, much more often than claims do: nobody
-/// may notice.
-fn advance_all_the_time() {
-    static ADVANCER: std::sync::Once = std::sync::Once::new();
-    let advance = async {
-        let db = server::shared().client().await;
-        let young = "SELECT namespace, array_agg(name) FROM leasehold.queues
-                     GROUP BY namespace ORDER BY max(id) DESC LIMIT 4";
-        loop {
-            for row in db.query(young, &[]).await.unwrap() {
-                let (namespace, names): (String, Vec<String>) = (row.get(0), row.get(1));
-                let lines: Vec<i16> = (0..fastrand::i16(1..=16)).collect();
-                let call = "SELECT leasehold.seal($1, $2, $3)";
-                db.execute(call, &[&namespace, &names, &lines])
-                    .await
-                    .unwrap();
-            }
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    };
-    ADVANCER.call_once(|| {
-        std::thread::spawn(|| {
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build();
-            runtime.unwrap().block_on(advance);
-        });
-    });
-}
-
 fn postgres_agrees(change: fn(Vec<Step>) -> Vec<Step>) {
     let make: Box<Make> = Box::new(|clock| {
         Box::pin(async move {
             let store = server::shared().store(clock).await;
-            advance_all_the_time();
             (
                 Arc::new(store) as Arc<dyn Store>,
                 Box::new(()) as Box<dyn Any>,
@@ -287,55 +256,60 @@ fn the_wrapper_of_the_control_arms_is_no_fault() {
     assert_agrees(&memory(Some(Fault::None)), 32);
 }
 
-/// Programs that reach nothing would agree about nothing.
+/// Programs that reach nothing would agree about nothing. As many as it takes: some ends are rare.
 #[test]
 fn programs_reach_every_end() {
+    const BATCH: u32 = 128;
+    const AT_MOST: u32 = 16;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .unwrap();
     let sum = RefCell::new((Ledger::default(), Counts::default()));
     let config = Config {
-        cases: 128,
+        cases: BATCH,
         failure_persistence: Some(Box::new(FileFailurePersistence::Off)),
         ..Config::default()
     };
-    let run = TestRunner::new(config).run(&programs(STEPS), |program| {
-        let last = runtime.block_on(judged(&memory(None), &program)).1;
-        let mut sum = sum.borrow_mut();
-        for queue in last.queues {
-            sum.0 = sum.0.plus(&queue.ledger);
-            sum.1.parked += queue.counts.parked;
-            sum.1.dead += queue.counts.dead;
-            sum.1.cancelled += queue.counts.cancelled;
+    for _ in 0..AT_MOST {
+        let run = TestRunner::new(config.clone()).run(&programs(STEPS), |program| {
+            let last = runtime.block_on(judged(&memory(None), &program)).1;
+            let mut sum = sum.borrow_mut();
+            for queue in last.queues {
+                sum.0 = sum.0.plus(&queue.ledger);
+                sum.1.parked += queue.counts.parked;
+                sum.1.dead += queue.counts.dead;
+                sum.1.cancelled += queue.counts.cancelled;
+            }
+            Ok(())
+        });
+        assert!(run.is_ok());
+        let (ledger, counts) = &*sum.borrow();
+        let ends = [
+            ledger.completed,
+            ledger.retried,
+            ledger.surrendered,
+            ledger.buried,
+            ledger.cancelled,
+            ledger.expired_deadline,
+            ledger.expired_stalled,
+            ledger.expired_lifetime,
+            ledger.revoked,
+            ledger.late,
+            ledger.fenced,
+            ledger.pruned,
+            ledger.purged,
+            ledger.dead_by_expiry,
+            counts.parked,
+            counts.dead,
+            counts.cancelled,
+        ];
+        if ends.iter().all(|reached| *reached > 0) {
+            println!("{ledger:?} {counts:?}");
+            return;
         }
-        Ok(())
-    });
-    assert!(run.is_ok());
-    let (ledger, counts) = sum.into_inner();
-    let reached = format!("{ledger:?} {counts:?}");
-    for nothing in [
-        ledger.completed,
-        ledger.retried,
-        ledger.surrendered,
-        ledger.buried,
-        ledger.cancelled,
-        ledger.expired_deadline,
-        ledger.expired_stalled,
-        ledger.expired_lifetime,
-        ledger.revoked,
-        ledger.late,
-        ledger.fenced,
-        ledger.pruned,
-        ledger.purged,
-        ledger.dead_by_expiry,
-        counts.parked,
-        counts.dead,
-        counts.cancelled,
-    ] {
-        assert!(nothing > 0, "{reached}");
     }
-    println!("{reached}");
+    panic!("{:?}", sum.borrow());
 }
 
 /// Whether a case of the conformance suite fails on a store with this fault.

@@ -117,7 +117,7 @@ fn job() -> impl Strategy<Value = JobSpec> {
     let terms = (
         prop::option::weighted(0.2, 5..100u64),
         prop::option::weighted(0.3, 10..80u64),
-        3..5u32,
+        prop_oneof![1 => Just(1), 4 => 3..5u32],
         prop::option::weighted(0.5, 0..60u64),
     );
     let plain = (0..2usize, 0..4u8, prop_oneof![3 => Just(0), 1 => 1..120u64]);

@@ -1,14 +1,15 @@
 //! The workers of the campaign: children that note every call in the common journal.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use leasehold::clock::{Clock, SystemClock, Timestamp};
 use leasehold::job::JobOptions;
 use leasehold::store::PostgresStore;
 use leasehold::store::{RedisOptions, RedisStore};
 use leasehold::store::{SqliteOptions, SqliteStore, Store};
+use leasehold::worker::shutdown_signal;
 use leasehold::{Client, Context, Failure, Job, LeaseTerms};
 use leasehold_conformance::history::Op;
 use serde::{Deserialize, Serialize};
@@ -201,8 +202,20 @@ pub(crate) async fn work(role: CrewRole) {
         worker = worker.stall_limit(limit).grace(Duration::from_millis(100));
     }
     say("ready");
-    let report = worker.run().await.unwrap();
-    say(&format!("unsettled {}", report.unsettled));
+    let asked = OnceLock::new();
+    let stop = async {
+        shutdown_signal().await;
+        let _ = asked.set(Instant::now());
+    };
+    let report = worker.run_until(stop).await.unwrap();
+    drop(client);
+    // Nothing is left but for the process to end.
+    let took = asked.get().map_or(Duration::ZERO, Instant::elapsed);
+    say(&format!(
+        "unsettled {} {}",
+        report.unsettled,
+        took.as_millis()
+    ));
 }
 
 /// Calls to resources are numbered apart from those to the store.

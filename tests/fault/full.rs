@@ -51,14 +51,6 @@ impl Careless {
     }
 }
 
-/// Says that a case did not run, or fails if it must.
-fn not_run(case: &str, needs: &str, why: &str) {
-    let required = std::env::var("LEASEHOLD_REQUIRE").unwrap_or_default();
-    let required = required.split(',').any(|name| name == needs);
-    assert!(!required, "{case}: {why}, and {needs} is required");
-    figures(&format!("{case}: ignored, {why}"));
-}
-
 fn job() -> NewJob {
     let mut job = NewJob::of(&Errand::Wait { millis: 20 }).unwrap();
     job.headers = vec![("ballast".into(), "x".repeat(1_000))];
@@ -71,8 +63,8 @@ async fn full_disk() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path().join("disk");
     std::fs::create_dir(&at).unwrap();
-    let Some(disk) = SmallDisk::mount(&at, SIZE) else {
-        return not_run("full_disk", "tmpfs", "no right to mount a small disk");
+    let Some(disk) = SmallDisk::for_case("full_disk", &at, SIZE) else {
+        return;
     };
     let mut world = World::at(dir, at.join("jobs.db"));
     let mut workers = [world.worker(8), world.worker(8)];

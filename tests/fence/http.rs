@@ -326,7 +326,7 @@ async fn an_sqlite_file_behind_the_layer_conforms() {
 #[ignore = "needs postgresql: ./tests/run"]
 async fn a_postgres_database_behind_the_layer_conforms() {
     let server = crate::postgres_server::Server::start(&["fsync=off"]);
-    let subject = crate::postgres::Pg::in_schema(&Arc::new(server), "bank").await;
+    let subject = crate::postgres::Pg::in_database(&Arc::new(server), "bank").await;
     conforms_behind_the_layer("postgres", Arc::new(subject)).await;
 }
 

@@ -20,6 +20,11 @@ mod round_trips;
 mod sqlite;
 mod transaction;
 
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use leasehold::observe::Event;
+use leasehold::{Client, Worker};
 use leasehold_conformance::resource::{Subject, check};
 
 /// Random interleavings for each adapter.
@@ -51,6 +56,29 @@ async fn conform_side_by_side(name: &str, subjects: Vec<Box<dyn Subject>>) {
         interleavings += figures.interleavings;
     }
     assert_eq!(interleavings, INTERLEAVINGS);
+}
+
+/// Runs a worker whose job is completed in its handler, by a call whose answer is lost, until the
+/// settlement that follows was refused: it is in doubt, and no stale holder's.
+async fn assert_completed_in_doubt(client: &Client, worker: Worker) {
+    let told: Arc<Mutex<Vec<&str>>> = Arc::default();
+    let seen = Arc::clone(&told);
+    let worker = worker.observer(move |event: &Event<'_>| match event {
+        Event::Fenced { .. } => seen.lock().unwrap().push("stale"),
+        Event::InDoubt { .. } => seen.lock().unwrap().push("in doubt"),
+        _ => {}
+    });
+    let watch = Arc::clone(&told);
+    let until_told = async move {
+        while watch.lock().unwrap().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    worker.run_until(until_told).await.unwrap();
+    assert_eq!(*told.lock().unwrap(), ["in doubt"]);
+    let ledger = client.ledger().await.unwrap();
+    let ends = (ledger.granted, ledger.completed, ledger.retried);
+    assert_eq!(ends, (1, 1, 0), "{ledger:?}");
 }
 
 fn seed() -> u64 {

@@ -16,7 +16,10 @@ use leasehold::store::{
 use leasehold::{Client, Context, Error, ErrorKind, Failure, NewJob, Result};
 use leasehold_conformance::{Driver, Held, ManualFixture, TERM, job, queue};
 
+use crate::assert_completed_in_doubt;
 use crate::paying::{Pay, run};
+use leasehold_support::proxy::{Mode, Proxy};
+
 use crate::redis_server::{Cluster, STEADY, Server, Standalone};
 
 /// A store whose clock goes by hand, and the hand.
@@ -460,6 +463,45 @@ async fn a_handler_whose_lease_is_somebody_elses_ends_as_lost_and_a_wrong_comman
     assert_eq!((ends, ledger.fenced), ((3, 1, 1), 1));
     let paid = text(&server.server, "{leasehold:default:0}:data:1");
     assert_eq!(paid.as_deref(), Some("1"));
+}
+
+/// The server completes the job, its answer is lost, and then it forgets the session: the repeat is
+/// refused, and nobody can tell any more whose completion it was.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_completion_whose_answer_is_lost_for_good_is_in_doubt_and_no_stale_holders() {
+    let server = Arc::new(Standalone::start(&[]));
+    let proxy = Arc::new(Proxy::start(server.server.port()).await);
+    let client = client(&format!("redis://127.0.0.1:{}", proxy.port()), 1);
+    client.enqueue(&Pay { n: 1 }).await.unwrap();
+    let (redis, way) = (Arc::clone(&server), Arc::clone(&proxy));
+    let handler = move |_: Pay, ctx: Context| {
+        let (redis, proxy) = (Arc::clone(&redis), Arc::clone(&way));
+        async move {
+            let key = ctx.data_key("n")?;
+            proxy.set(Mode::DropReplies);
+            let forget = async {
+                while text(&redis.server, &key).is_none() {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+                let sessions: Vec<String> = redis.server.tell(&["KEYS", "*}:s:*"]);
+                for session in sessions {
+                    redis.server.tell::<()>(&["DEL", &session]);
+                }
+                proxy.set(Mode::Pass);
+            };
+            let complete = ctx.complete_with(Commands::new().incr_by(&key, 1));
+            let (completed, ()) = tokio::join!(complete, forget);
+            let failure = completed.unwrap_err();
+            assert!(!failure.is_lost(), "it is not known to be lost");
+            let said = format!("{failure:?}");
+            assert!(said.contains("may or may not"), "{said}");
+            Err::<(), Failure>(failure)
+        }
+    };
+    assert_completed_in_doubt(&client, client.worker().handle(handler)).await;
+    let n = text(&server.server, "{leasehold:default:0}:data:n");
+    assert_eq!(n.as_deref(), Some("1"));
 }
 
 /// How often each of six steps was done by a job that loses its lease twice, amid a step. In one

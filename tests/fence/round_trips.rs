@@ -139,8 +139,7 @@ mod redis {
 
 mod postgres {
     use leasehold::FencingToken;
-    use leasehold::fence::Fence as _;
-    use leasehold::fence::postgres::migrate;
+    use leasehold::fence::postgres::{migrate, open};
     use tokio_postgres::{Client, Config, NoTls};
 
     use super::{Wire, scope};
@@ -149,10 +148,8 @@ mod postgres {
     async fn write(client: &mut Client, token: Option<u64>) {
         let tx = client.transaction().await.unwrap();
         if let Some(token) = token {
-            (&tx)
-                .open(&scope(), FencingToken::new(token))
-                .await
-                .unwrap();
+            let token = FencingToken::new(token);
+            open(&tx, &scope(), token).await.unwrap();
         }
         tx.execute_typed("UPDATE account SET balance = balance - 1", &[])
             .await

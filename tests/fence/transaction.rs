@@ -11,10 +11,14 @@ use leasehold::observe::Event;
 use leasehold::store::MemoryStore;
 use leasehold::store::{ControlCommand, LeaseSelect, SqliteStore};
 use leasehold::{Client, Context, ErrorKind, Failure, NewJob};
+use leasehold_support::proxy::{Mode, Proxy, Speech};
 use rusqlite::{Connection, DropBehavior};
 use tempfile::TempDir;
+use tokio_postgres::NoTls;
 
+use crate::assert_completed_in_doubt;
 use crate::paying::{Pay, run};
+use crate::postgres_server::Server;
 
 struct World {
     client: Client,
@@ -274,4 +278,54 @@ async fn a_transaction_of_another_file_or_another_store_is_refused() {
     let memory = Client::new(Arc::new(MemoryStore::new()));
     let error = memory.enqueue_many_in(&tx, job()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
+}
+
+/// The server commits and its answer is lost. What the worker settles then is refused, and that
+/// says nothing of a stale holder.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_commit_whose_answer_is_lost_is_in_doubt_and_no_stale_holders() {
+    let server = Arc::new(Server::start(&["fsync=off"]));
+    let proxy = Arc::new(Proxy::speaking(Speech::Postgres, server.port()).await);
+    let client = Client::open(&server.url()).await.unwrap();
+    // A commit that takes long enough to lose its answer, and no other.
+    let slow = "CREATE TABLE slow (n int);
+        CREATE FUNCTION nap() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN PERFORM pg_sleep(1); RETURN NULL; END $$;
+        CREATE CONSTRAINT TRIGGER nap AFTER INSERT ON slow DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION nap()";
+    server.client().await.batch_execute(slow).await.unwrap();
+    client.enqueue(&Pay { n: 1 }).await.unwrap();
+    let (watched, way) = (Arc::clone(&server), Arc::clone(&proxy));
+    let handler = move |_: Pay, ctx: Context| {
+        let (server, proxy) = (Arc::clone(&watched), Arc::clone(&way));
+        async move {
+            let url = format!(
+                "postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable",
+                proxy.port()
+            );
+            let (mut db, connection) = tokio_postgres::connect(&url, NoTls).await?;
+            tokio::spawn(connection);
+            let tx = db.transaction().await?;
+            tx.execute("INSERT INTO slow VALUES (1)", &[]).await?;
+            let watch = server.client().await;
+            let commits = async |count: i64| {
+                let asked = "SELECT count(*) FROM pg_stat_activity \
+                             WHERE state = 'active' AND query = 'COMMIT'";
+                while watch.query_one(asked, &[]).await.unwrap().get::<_, i64>(0) != count {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            let cut = async {
+                commits(1).await;
+                proxy.set(Mode::DropReplies);
+                commits(0).await;
+                proxy.set(Mode::Reset);
+            };
+            let (completed, ()) = tokio::join!(ctx.complete_in(tx), cut);
+            assert!(completed.as_ref().is_err_and(|failure| !failure.is_lost()));
+            completed
+        }
+    };
+    assert_completed_in_doubt(&client, client.worker().handle(handler)).await;
 }

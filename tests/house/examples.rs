@@ -153,6 +153,7 @@ fn service() {
     use std::io::{BufRead as _, BufReader, Read as _, Write as _};
     use std::net::TcpStream;
     use std::process::Stdio;
+    use std::sync::mpsc::RecvTimeoutError;
 
     let mut service = Command::new(binary("service"));
     let service = service.stdout(Stdio::piped()).env_remove("LEASEHOLD_URL");
@@ -174,8 +175,25 @@ fn service() {
         asked.read_to_string(&mut answer).expect("it answers");
         assert!(answer.starts_with("HTTP/1.0 200 OK"), "{path}: {answer}");
     }
+    // Half a request, whose other half never comes: a graceful shutdown alone waits for it.
+    let mut half = TcpStream::connect(&at).expect("it listens");
+    let head = format!("GET /healthz HTTP/1.1\r\nHost: {at}\r\n");
+    half.write_all(head.as_bytes()).expect("it reads");
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    let begun = std::time::Instant::now();
     let pid = rustix::process::Pid::from_child(&service);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it is there");
+    let (gone, ended) = std::sync::mpsc::channel::<()>();
+    let patience = std::thread::spawn(move || {
+        // A supervisor's: it would send SIGKILL now.
+        let patience = std::time::Duration::from_secs(30);
+        let in_time = ended.recv_timeout(patience) != Err(RecvTimeoutError::Timeout);
+        drop(half);
+        in_time
+    });
     assert_eq!(next("unsettled: "), "0");
     assert!(service.wait().expect("it ends").success());
+    drop(gone);
+    let in_time = patience.join().expect("it ends");
+    assert!(in_time, "{:?}", begun.elapsed());
 }

@@ -1,6 +1,6 @@
 //! What the rules say, played through the stores: every row of [`leasehold::rules::vectors`].
 //!
-//! Memory and SQLite call the rules; Redis and PostgreSQL repeat some of them in Lua and PL/pgSQL.
+//! Memory and SQLite call the rules; Redis and PostgreSQL repeat them in Lua and PL/pgSQL.
 //! A row tells how a lease ends and what must become of its job; the player brings a store there by
 //! its public verbs, on a clock that is moved by hand, and looks.
 
@@ -17,9 +17,12 @@ use leasehold::job::{JobState, Key};
 use leasehold::lease::Verdict;
 use leasehold::lease::{Cause, LeaseEnd};
 use leasehold::rules;
-use leasehold::rules::vectors::{self, EndVector, Ended, EndedBy, IssueVector, TermVector};
+use leasehold::rules::vectors::{
+    self, ClaimVector, DueJob, EndVector, Ended, EndedBy, GrantedJobs, IssueVector, KeyVector,
+    KeyWanted, TermVector,
+};
 use leasehold::store::{
-    ControlCommand, LeaseSelect, MemoryStore, Outcome, PostgresStore, Renewal, Select,
+    ControlCommand, Enqueued, LeaseSelect, MemoryStore, Outcome, PostgresStore, Renewal, Select,
 };
 use leasehold::{ErrorKind, FencingToken, NewJob};
 use leasehold_conformance::{Driver, Held, ManualFixture, TERM, job, queue};
@@ -49,8 +52,11 @@ fn the_tables_are_plain_data_with_every_end_in_them() {
         assert_eq!(made, state != JobState::Leased, "{state:?}");
     }
     assert!(ends.iter().any(|vector| vector.then.state.is_none()));
-    let rows = serde_json::to_value((ends, vectors::issues(), vectors::terms())).unwrap();
-    assert!(rows[1][0]["claims"][0]["first"].is_u64());
+    let rows = (ends, vectors::issues(), vectors::terms());
+    let rows = serde_json::to_value((rows, vectors::claims(), vectors::keys())).unwrap();
+    assert!(rows[0][1][0]["claims"][0]["first"].is_u64());
+    let rows = vectors::keys();
+    assert!(rows.iter().any(|row| row.is_duplicate) && !rows.iter().all(|row| row.is_duplicate));
 }
 
 /// Scripts of Redis are given the numbers of the rules by name, so they have none of their own.
@@ -75,36 +81,36 @@ fn scripts_define_no_number_of_the_rules() {
     }
 }
 
-/// The functions of `PostgreSQL` have the numbers of the rules typed in: they must be ours.
+/// Functions of `PostgreSQL` are given the numbers of the rules by name, too.
 #[test]
-fn statements_have_the_numbers_of_the_rules() {
+fn statements_define_no_number_of_the_rules() {
     let constants = rules::constants();
-    let ours = |name: &str| constants.iter().find(|(of, _)| *of == name);
-    // One more than the lead is how many tokens fit.
-    let lead = ours("LEAD").unwrap().1;
-    // A second; how old the noted use of a session may be before it is noted again; for ever.
-    let others = [1_000_000, 60_000_000, 300_000_000, i64::MAX as u64];
-    let known = |number: u64| {
-        let ours = constants.iter().any(|(_, of)| *of == number);
-        ours || number == lead + 1 || others.contains(&number)
-    };
+    // A second, in microseconds and nanoseconds; how old the noted use of a session may be before
+    // it is noted again; half of a number of 32 bits; for ever.
+    let others = [
+        1_000_000,
+        1_000_000_000,
+        60_000_000,
+        (1 << 31) - 1,
+        1 << 31,
+        i64::MAX as u64,
+    ];
     for (file, text) in texts("src/store/postgres", "sql") {
-        // The numbers of `WITH (…)` are the engine's affair, and so are codes; masks are no limits.
-        let is_ours = |line: &&str| {
-            !["autovacuum", "<<", ">>", "ERRCODE"]
-                .iter()
-                .any(|it| line.contains(it))
-        };
+        // The numbers of `WITH (…)` are the engine's affair, and so are codes.
+        let is_ours = |line: &&str| !["autovacuum", "ERRCODE"].iter().any(|it| line.contains(it));
         for line in text.lines().filter(is_ours) {
-            if let Some((name, value)) = definition(line)
-                && let Some((_, ours)) = ours(name)
-            {
-                assert_eq!(value, *ours, "{name} in {file}");
-            }
+            let defined = definition(line).map(|(name, _)| name);
+            let ours = constants.iter().any(|(name, _)| Some(*name) == defined);
+            assert!(!ours, "{file} defines a number of the rules: {line}");
             for number in large_numbers(line) {
-                assert!(known(number), "{number} in {file}: {line}");
+                assert!(others.contains(&number), "{number} in {file}: {line}");
             }
         }
+    }
+    for (name, _) in &constants[..6] {
+        let named = format!("rule.{name}");
+        let mut texts = texts("src/store/postgres", "sql");
+        assert!(texts.any(|(_, text)| text.contains(&named)), "{name}");
     }
 }
 
@@ -371,6 +377,92 @@ async fn play_term(d: &Driver, vector: &TermVector) {
     assert_eq!(expired[0].cause, vector.cause);
 }
 
+async fn play_claim(d: &Driver, vector: &ClaimVector) {
+    // Each is brought to its expiries while it is the only one that is ready, and then put off
+    // until all of them fall due, one after the other.
+    let mut until_due = 12 * LONG;
+    let mut ids = Vec::new();
+    for job in &vector.jobs {
+        let id = d.enqueue(described(job)).await;
+        for _ in 0..job.expiries {
+            d.claim_one().await;
+            assert_eq!(d.expire_all().await.len(), 1);
+            until_due -= TERM;
+        }
+        let (jobs, delay) = (Select::Job(id), until_due);
+        let put_off = ControlCommand::Reschedule { jobs, delay };
+        assert_eq!(d.control(put_off).await.done, 1);
+        d.advance(Duration::from_micros(1)).await;
+        ids.push(id);
+    }
+    d.advance(until_due).await;
+    let d = d.other().await;
+    let mut request = d.claim_request(vector.max);
+    request.admit_suspect = vector.admit_suspect;
+    (request.queues[0].term, request.queues[0].max_lifetime) = vector.terms;
+    let at = |id| ids.iter().position(|known| *known == id).expect("a job");
+    let claimed = d.claim_as(request).await;
+    let grants = claimed.grants.iter().map(|grant| GrantedJobs {
+        jobs: grant.leases.iter().map(|lease| at(lease.job.id)).collect(),
+        term: grant.term,
+        granted: grant.granted,
+    });
+    assert_eq!(grants.collect::<Vec<_>>(), vector.grants);
+    let leases = claimed.grants.iter().flat_map(|grant| &grant.leases);
+    let tokens: Vec<_> = leases.map(|lease| lease.token).collect();
+    assert!(tokens.is_sorted(), "{tokens:?}");
+}
+
+fn described(due: &DueJob) -> NewJob {
+    let mut job = job().priority(due.priority);
+    job.payload = vec![b' '; due.bytes].into();
+    job.options.term = due.term;
+    job.options.max_lifetime = due.max_lifetime;
+    job
+}
+
+async fn play_key(d: &Driver, vector: &KeyVector) {
+    let unique = |window: Option<Duration>| match window {
+        None => job().unique("key").unwrap(),
+        Some(window) => job().unique_for("key", window).unwrap(),
+    };
+    let bury = async |job: NewJob| {
+        let held = d.held(job).await;
+        let reason = "a reason".to_owned();
+        d.settled(&held, Outcome::Bury { reason }).await;
+        held.id()
+    };
+    let is_duplicate = match vector.wanted_by {
+        KeyWanted::Enqueued => {
+            let holder = d.enqueue(unique(vector.window)).await;
+            d.advance(vector.after).await;
+            let answer = d.try_enqueue(vec![unique(None)]).await.unwrap()[0];
+            answer == Enqueued::Duplicate(holder)
+        }
+        KeyWanted::Revived => {
+            let dead = bury(unique(None)).await;
+            let holder = d.enqueue(unique(vector.window)).await;
+            d.advance(vector.after).await;
+            revived(d, dead, holder).await
+        }
+        KeyWanted::Itself => {
+            let dead = bury(unique(vector.window)).await;
+            d.advance(vector.after).await;
+            revived(d, dead, dead).await
+        }
+    };
+    assert_eq!(is_duplicate, vector.is_duplicate);
+}
+
+/// Gives a dead job another life. True if it is refused, because of this holder of its key.
+async fn revived(d: &Driver, dead: leasehold::JobId, holder: leasehold::JobId) -> bool {
+    let retry = ControlCommand::RetryDead(Select::Job(dead));
+    let answer = d.control(retry).await;
+    let is_refused = answer.duplicates == [(dead, holder)];
+    assert_eq!(answer.done, u64::from(!is_refused), "{answer:?}");
+    is_refused
+}
+
 /// The fixture is told whether its clock is strict.
 async fn play_all(fixture: impl AsyncFn(bool) -> ManualFixture, bounded: bool) {
     for vector in vectors::ends() {
@@ -389,6 +481,16 @@ async fn play_all(fixture: impl AsyncFn(bool) -> ManualFixture, bounded: bool) {
     for vector in vectors::terms() {
         println!("{vector:?}");
         leasehold_conformance::run(fixture(false).await, async |d| play_term(d, &vector).await)
+            .await;
+    }
+    for vector in vectors::claims() {
+        println!("{:?} {:?}", vector.jobs, vector.grants);
+        leasehold_conformance::run(fixture(false).await, async |d| play_claim(d, &vector).await)
+            .await;
+    }
+    for vector in vectors::keys() {
+        println!("{vector:?}");
+        leasehold_conformance::run(fixture(false).await, async |d| play_key(d, &vector).await)
             .await;
     }
 }

@@ -12,9 +12,28 @@ pub struct SmallDisk {
     at: PathBuf,
 }
 
+/// Says that a case did not run, or fails if it must.
+fn not_run(case: &str, needs: &str, why: &str) {
+    let required = std::env::var("LEASEHOLD_REQUIRE").unwrap_or_default();
+    let required = required.split(',').any(|name| name == needs);
+    assert!(!required, "{case}: {why}, and {needs} is required");
+    // Past the harness, which keeps what a test prints to itself.
+    let _ = writeln!(std::io::stderr().lock(), "{case}: ignored, {why}");
+}
+
 impl SmallDisk {
+    /// A disk for a case, which is said to be ignored if there can be none, and fails if it has to
+    /// run.
+    pub fn for_case(case: &str, at: &Path, size: &str) -> Option<Self> {
+        let disk = Self::mount(at, size);
+        if disk.is_none() {
+            not_run(case, "tmpfs", "no right to mount a small disk");
+        }
+        disk
+    }
+
     /// A disk of this size over a directory. None: no right to mount one.
-    pub fn mount(at: &Path, size: &str) -> Option<Self> {
+    fn mount(at: &Path, size: &str) -> Option<Self> {
         let disk = Self { at: at.to_owned() };
         if disk.mount_with(&format!("size={size}")) {
             return Some(disk);

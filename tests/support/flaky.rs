@@ -27,12 +27,18 @@ pub enum Fate {
     LoseReply,
     /// The reply takes this long.
     Late(Duration),
+    /// The request takes this long to arrive.
+    Slow(Duration),
     /// The reply never comes.
     Hang,
     /// The store says no, for certain, and will say so again.
     Refuse,
     /// Another process has the store's lock: nothing is done, and it may work later.
     Contend,
+    /// The store has forgotten the session: nothing is done.
+    Forget,
+    /// The store's clock was set back, and it is strict.
+    Ahead,
 }
 
 impl Fate {
@@ -42,6 +48,10 @@ impl Fate {
             Self::Pass => call.await,
             Self::LoseRequest => Err(lost()),
             Self::LoseReply => call.await.and_then(|_| Err(lost())),
+            Self::Slow(by) => {
+                tokio::time::sleep(by).await;
+                call.await
+            }
             Self::Late(by) => {
                 let reply = call.await;
                 tokio::time::sleep(by).await;
@@ -50,6 +60,8 @@ impl Fate {
             Self::Hang => std::future::pending().await,
             Self::Refuse => Err(Error::new(ErrorKind::Denied, "no").during(verb)),
             Self::Contend => Err(Error::new(ErrorKind::Contended, "locked").during(verb)),
+            Self::Forget => Err(Error::new(ErrorKind::SessionLost, "forgotten").during(verb)),
+            Self::Ahead => Err(Error::new(ErrorKind::TokensAhead, "two hours").during(verb)),
         }
     }
 }

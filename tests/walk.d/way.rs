@@ -397,52 +397,47 @@ fn files(root: &str, ending: &str) -> Vec<(String, String)> {
     found
 }
 
-/// The texts of the scripts that ran between the two times, from the output of Redis' MONITOR.
+/// The texts of the functions that were called between the two times, and what all of them share,
+/// from the output of Redis' MONITOR.
 ///
-/// `EVALSHA` calls a script by its hash. The server is new: the first call of each fails, and the
-/// client then sends the text, by `SCRIPT LOAD`.
+/// The server is new: the first call fails, and the client then sends the library, by
+/// `FUNCTION LOAD`. In it each verb is a block of its own.
 fn scripts(monitor: &str, times: &str) -> Result<Vec<String>, Box<dyn Error>> {
     let times: Vec<f64> = times.lines().map(str::parse).collect::<Result<_, _>>()?;
     let [begin, end] = times[..] else {
         return Err("not two times".into());
     };
-    let mut texts = HashMap::new();
+    let mut library = String::new();
     let mut called = BTreeSet::new();
     for line in monitor.lines() {
-        // 1795002149.27 [0 127.0.0.1:60138] "EVALSHA" "7b2b1f…" …
+        // 1795002149.27 [0 127.0.0.1:60138] "FCALL" "leasehold_7b2b1f…_claim" …
         let Some((time, rest)) = line.split_once(' ') else {
             continue;
         };
         let Some((_, command)) = rest.split_once("] ") else {
             continue;
         };
-        if let Some(text) = command.strip_prefix("\"SCRIPT\" \"LOAD\" \"") {
-            let text = unescaped(text);
-            texts.insert(hash(&text)?, text);
-        } else if let Some(hash) = command.strip_prefix("\"EVALSHA\" \"")
+        if let Some(text) = command.strip_prefix("\"FUNCTION\" \"LOAD\" \"") {
+            library = unescaped(text);
+        } else if let Some(name) = command.strip_prefix("\"FCALL\" \"leasehold_")
             && (begin..end).contains(&time.parse()?)
         {
-            called.insert(hash.split('"').next().unwrap_or_default());
+            let name = name.split('"').next().unwrap_or_default();
+            called.extend(name.split_once('_').map(|(_, verb)| verb));
         }
     }
-    let mut found = Vec::new();
-    for hash in called {
-        found.push(texts.remove(hash).ok_or("a script without text")?);
+    let mut blocks = library.split("\ndo\n-- ");
+    let mut found = vec![blocks.next().unwrap_or_default().to_owned()];
+    for block in blocks {
+        let is_called = |verb: &&str| block.contains(&format!("register('{verb}',"));
+        if called.iter().any(is_called) {
+            found.push(format!("-- {block}"));
+        }
+    }
+    if found.len() <= called.len() {
+        return Err("a function without text".into());
     }
     Ok(found)
-}
-
-/// The name that Redis has for a script: its SHA-1.
-fn hash(text: &str) -> Result<String, Box<dyn Error>> {
-    let mut child = Command::new("sha1sum")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let mut input = child.stdin.take().ok_or("no input")?;
-    input.write_all(text.as_bytes())?;
-    drop(input);
-    let output = String::from_utf8(child.wait_with_output()?.stdout)?;
-    Ok(output.split(' ').next().unwrap_or_default().into())
 }
 
 /// The text between quotes as it was before MONITOR escaped it.

@@ -1,6 +1,7 @@
 //! Old and new workers side by side, on virtual time: new kinds, changed payloads, and a worker
 //! that knows nothing of what is in its queue.
 
+use std::collections::HashMap;
 use std::future::{Ready, ready};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,12 +10,13 @@ use std::time::Duration;
 use leasehold::clock::{Clock, Timestamp};
 use leasehold::error::Verb;
 use leasehold::inspect::{Page, QueueView};
-use leasehold::job::{JobState, QueueName, UpgradeError};
+use leasehold::job::{JobState, Kind, QueueName, UpgradeError};
 use leasehold::lease::DeclineCause;
 use leasehold::observe::Event;
-use leasehold::store::MemoryStore;
+use leasehold::store::{MemoryStore, SqliteStore};
+use leasehold::worker::WorkerHandle;
 use leasehold::worker::executor::SameRuntime;
-use leasehold::{Client, Context, Failure, Job, NewJob, Store, Worker, WorkerHandle};
+use leasehold::{Client, Context, Failure, Job, NewJob, Store, Worker};
 use leasehold_support::{Fate, Faulty};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -304,6 +306,122 @@ async fn a_queue_full_of_unknown_jobs_leaves_the_store_to_the_others() {
     assert!(lines <= 1 + minutes, "{lines} warnings");
     assert!(text.contains("jobs=1 "), "{text}");
     drain([old]).await;
+}
+
+/// The warnings of declined jobs: the kind, and how many jobs each speaks of.
+fn warned_of(log: &Log) -> Vec<(String, u64)> {
+    let field = |line: &str, name: &str| {
+        let (_, rest) = line.split_once(&format!(" {name}=")).unwrap();
+        rest.split(' ').next().unwrap().to_owned()
+    };
+    let text = log.text();
+    let lines = text.lines().filter(|line| line.contains("declined: "));
+    lines
+        .map(|line| {
+            assert!(line.contains("WARN"), "{line}");
+            (field(line, "kind"), field(line, "jobs").parse().unwrap())
+        })
+        .collect()
+}
+
+/// The warnings that so many declines call for: the first of each kind, and then one a minute with
+/// what has come since.
+fn called_for(declines: &[(String, Instant)]) -> Vec<(String, u64)> {
+    let mut told = HashMap::new();
+    let mut warnings = Vec::new();
+    for (kind, at) in declines {
+        let (last, since) = told.entry(kind).or_insert((None::<Instant>, 0));
+        *since += 1;
+        if last.is_none_or(|last| *at - last >= Duration::from_secs(60)) {
+            warnings.push((kind.clone(), std::mem::take(since)));
+            *last = Some(*at);
+        }
+    }
+    warnings
+}
+
+/// Which kind was declined, and when.
+type Noted = Arc<Mutex<Vec<(String, Instant)>>>;
+
+/// A worker that knows none of these kinds, with a note of each decline.
+fn ignorant(store: &Arc<dyn Store>) -> (WorkerHandle, Noted) {
+    let declines = Noted::default();
+    let noted = Arc::clone(&declines);
+    let old = worker(store).handle(done::<Known>);
+    let old = old.observer(move |event: &Event<'_>| {
+        if let Event::Declined { job, .. } = event {
+            let decline = (job.kind.to_string(), Instant::now());
+            noted.lock().unwrap().push(decline);
+        }
+    });
+    (start(old), declines)
+}
+
+fn of_kinds<const N: usize>(kinds: [&str; N]) -> impl Iterator<Item = NewJob> {
+    let jobs = kinds.map(|kind| {
+        let kind = Kind::new(kind).unwrap();
+        NewJob::raw(QueueName::default(), kind, "{}")
+    });
+    jobs.into_iter()
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_kind_is_warned_of_once_a_minute_with_the_number_of_its_jobs() {
+    let (log, _guards) = warnings();
+    let store = memory();
+    let client = Client::new(Arc::clone(&store));
+    let (old, declines) = ignorant(&store);
+    let begun = Instant::now();
+    for _ in 0..30 {
+        let jobs = of_kinds(["often", "often", "often", "rarely"]);
+        client.enqueue_many(jobs).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(10)).await;
+    }
+    drain([old]).await;
+    let declines = declines.lock().unwrap();
+    let warned = warned_of(&log);
+    assert_eq!(warned, called_for(&declines));
+    let minutes = begun.elapsed().as_secs() as usize / 60;
+    for kind in ["often", "rarely"] {
+        let (mut lines, mut jobs) = (0, 0);
+        for (_, count) in warned.iter().filter(|(of, _)| of == kind) {
+            (lines, jobs) = (lines + 1, jobs + count);
+        }
+        assert!(
+            (minutes..=minutes + 1).contains(&lines),
+            "{kind}: {warned:?}"
+        );
+        // All but those of the last minute.
+        let all = declines.iter().filter(|(of, _)| of == kind).count() as u64;
+        assert!(jobs <= all && jobs * 2 > all, "{kind}: {jobs} of {all}");
+    }
+}
+
+/// In real time, on a file: jobs that come back again and again within the minute are warned of
+/// once for each kind.
+#[tokio::test]
+async fn on_a_file_each_kind_is_warned_of_once_within_the_minute() {
+    let (log, _guards) = warnings();
+    let dir = tempfile::tempdir().unwrap();
+    let file = SqliteStore::open(dir.path().join("jobs.db")).unwrap();
+    let store: Arc<dyn Store> = Arc::new(file);
+    let client = Client::new(Arc::clone(&store));
+    for _ in 0..10 {
+        let jobs = of_kinds(["new", "newer"]);
+        client.enqueue_many(jobs).await.unwrap();
+    }
+    let (old, declines) = ignorant(&store);
+    let begun = Instant::now();
+    while view(&client).await.ledger.surrendered < 60 {
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    drain([old]).await;
+    let mut warned = warned_of(&log);
+    assert_eq!(warned, called_for(&declines.lock().unwrap()));
+    warned.sort();
+    let once = ["new", "newer"].map(|kind| (kind.to_owned(), 1));
+    assert_eq!(warned, once);
 }
 
 #[tokio::test(start_paused = true)]

@@ -113,6 +113,8 @@ async fn an_idle_worker_ends_at_once_and_with_a_claim_in_doubt_after_a_second() 
     for (fate, limit) in [
         (Fate::Pass, Duration::ZERO),
         (Fate::Contend, Duration::ZERO),
+        (Fate::Ahead, Duration::ZERO),
+        (Fate::Refuse, Duration::ZERO),
         (Fate::LoseRequest, second),
         (Fate::Hang, second),
     ] {

@@ -3,7 +3,7 @@
 
 use leasehold_support as support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::future::{Future, pending};
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicUsize, Ordering};
@@ -25,6 +25,7 @@ use leasehold::{
     Client, Context, ErrorKind, Failure, FencingToken, Job, LeaseTerms, NewJob, QueueConfig,
     RetryPolicy, Store, Worker,
 };
+use metrics_exporter_prometheus::PrometheusBuilder;
 use serde::{Deserialize, Serialize};
 use support::{Fate, Faulty};
 use tokio::sync::mpsc;
@@ -747,36 +748,79 @@ async fn a_term_shorter_than_the_way_to_the_store_is_no_loop() {
     assert!(claims < 20, "{claims} claims");
 }
 
-/// A worker renews twice while its job is settled, or revoked, in the store and it does not know.
-/// Returns how many calls the store has counted as a stale holder's.
-async fn fenced_by_renewals(revoked: bool) -> u64 {
-    let faulty = Faulty::new(memory(), |verb| match verb {
-        // Applied at once, and answered several renewals later.
-        Verb::Settle => Fate::Late(Duration::from_millis(800)),
+/// How a lease ends in the store while its worker renews it.
+#[derive(Clone, Copy, PartialEq)]
+enum Ends {
+    /// By its own settlement, which is answered several renewals later.
+    SettledBefore,
+    /// By its own settlement, while a renewal is on its way to the store.
+    SettledMeanwhile,
+    Revoked,
+}
+
+/// What was refused as a stale holder's: by the store's count, and of renewals by the worker's.
+async fn refused(ends: Ends) -> (u64, usize) {
+    let faulty = Faulty::new(memory(), move |verb| match (verb, ends) {
+        (Verb::Settle, Ends::SettledBefore) => Fate::Late(Duration::from_millis(800)),
+        // Less than a third of the term, after which the worker gives a renewal up.
+        (Verb::Renew, Ends::SettledMeanwhile) => Fate::Slow(Duration::from_millis(300)),
         _ => Fate::Pass,
     });
     let calls = Arc::clone(&faulty.calls);
     let client = Client::new(Arc::new(faulty));
     client.enqueue(&Add { n: 0 }).await.unwrap();
-    let handler = move |_: Add, ctx: Context| async move {
-        if revoked {
-            ctx.cancelled().await;
+    let renewals = Arc::clone(&calls);
+    let handler = move |_: Add, ctx: Context| {
+        let calls = Arc::clone(&renewals);
+        async move {
+            match ends {
+                Ends::SettledBefore => {}
+                Ends::SettledMeanwhile => {
+                    while calls.renew.load(Ordering::SeqCst) == 0 {
+                        tokio::time::sleep(Duration::from_millis(1)).await;
+                    }
+                }
+                Ends::Revoked => ctx.cancelled().await,
+            }
+            Ok::<(), Failure>(())
         }
-        Ok::<(), Failure>(())
     };
+    let term = if ends == Ends::SettledMeanwhile {
+        1_500
+    } else {
+        300
+    };
+    let told = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&told);
     let worker = client
         .worker()
+        .owner("stale")
         .handle(handler)
-        .terms(LeaseTerms::of_term(Duration::from_millis(300)));
-    let two_renewals = async {
-        if revoked {
+        .terms(LeaseTerms::of_term(Duration::from_millis(term)))
+        .observer(move |event: &Event<'_>| {
+            if let Event::Fenced { verb, .. } = event {
+                assert_eq!(*verb, Verb::Renew);
+                seen.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+    let script = async {
+        if ends == Ends::Revoked {
             until(&client, |queue| queue.counts.leased == 1).await;
             let everything = ControlCommand::Revoke(LeaseSelect::Owner("stale".into()));
             let operator = client.operator("operator").because("a test");
             operator.command(everything).await.unwrap();
-            return until(&client, |queue| queue.ledger.fenced > 0).await;
+            return soon(async {
+                while told.load(Ordering::SeqCst) == 0 {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            })
+            .await;
         }
         completed(&client, 1).await;
+        if ends == Ends::SettledMeanwhile {
+            // The renewal arrives, and is answered.
+            return tokio::time::sleep(Duration::from_millis(450)).await;
+        }
         let before = calls.renew.load(Ordering::SeqCst);
         soon(async {
             while calls.renew.load(Ordering::SeqCst) < before + 2 {
@@ -785,19 +829,144 @@ async fn fenced_by_renewals(revoked: bool) -> u64 {
         })
         .await;
     };
-    let worker = worker.owner("stale");
-    worker.run_until(two_renewals).await.unwrap();
-    client.queues().await.unwrap()[0].ledger.fenced
+    worker.run_until(script).await.unwrap();
+    let ledger = client.queues().await.unwrap()[0].ledger;
+    (ledger.fenced, told.load(Ordering::SeqCst))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_that_its_own_settlement_overtakes_is_no_stale_holders() {
-    assert_eq!(fenced_by_renewals(false).await, 0);
-    assert_eq!(
-        fenced_by_renewals(true).await,
-        1,
-        "a stale holder's is counted"
+    assert_eq!(refused(Ends::SettledBefore).await, (0, 0));
+    assert_eq!(refused(Ends::SettledMeanwhile).await, (0, 0));
+    // The worker that is told counts the lease once. The store counts what a stale holder tries
+    // to change, and this one has tried nothing.
+    assert_eq!(refused(Ends::Revoked).await, (0, 1));
+}
+
+/// The fates of settlements, in order; what is left over passes.
+fn settles_as(fates: &[Fate]) -> Faulty {
+    let fates = Mutex::new(VecDeque::from(fates.to_vec()));
+    Faulty::new(memory(), move |verb| match verb {
+        Verb::Settle => fates.lock().unwrap().pop_front().unwrap_or(Fate::Pass),
+        _ => Fate::Pass,
+    })
+}
+
+/// What the observers were told of refusals: as a stale holder's, and in doubt.
+async fn refusals_of_one_settlement(fates: &[Fate], revoked: bool) -> (usize, usize) {
+    let client = Client::new(Arc::new(settles_as(fates)));
+    client.enqueue(&Add { n: 0 }).await.unwrap();
+    let told = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+    let seen = Arc::clone(&told);
+    let operator = client.clone();
+    let handler = move |_: Add, _: Context| {
+        let client = operator.clone();
+        async move {
+            if revoked {
+                let operator = client.operator("operator").because("a test");
+                // Nobody is granted it again.
+                let pause = ControlCommand::Pause(QueueName::default());
+                operator.command(pause).await.unwrap();
+                let operator = client.operator("operator").because("a test");
+                let everything = ControlCommand::Revoke(LeaseSelect::Owner("stale".into()));
+                operator.command(everything).await.unwrap();
+            }
+            Ok::<(), Failure>(())
+        }
+    };
+    let worker = client.worker().owner("stale").handle(handler).observer(
+        move |event: &Event<'_>| match event {
+            Event::Fenced { verb, .. } => {
+                assert_eq!(*verb, Verb::Settle);
+                seen[0].fetch_add(1, Ordering::SeqCst);
+            }
+            Event::InDoubt { .. } => {
+                seen[1].fetch_add(1, Ordering::SeqCst);
+            }
+            _ => {}
+        },
     );
+    let handle = worker.start().unwrap();
+    true_soon(|| handle.stats().finished == 1 && handle.stats().held == 0).await;
+    handle.drain();
+    handle.await.unwrap();
+    let told = (
+        told[0].load(Ordering::SeqCst),
+        told[1].load(Ordering::SeqCst),
+    );
+    let completed = client.queues().await.unwrap()[0].ledger.completed;
+    assert_eq!(completed, u64::from(!revoked));
+    told
+}
+
+#[tokio::test]
+async fn a_settlement_whose_answer_is_lost_for_good_is_no_stale_holders() {
+    use Fate::{Forget, LoseReply, LoseRequest};
+    // It was applied, and is refused when it is sent again under another session.
+    let lost = refusals_of_one_settlement(&[LoseReply, Forget], false).await;
+    assert_eq!(lost, (0, 1));
+    // It had not been applied: it is now.
+    let lost = refusals_of_one_settlement(&[LoseRequest, Forget], false).await;
+    assert_eq!(lost, (0, 0));
+    // The session alone is lost, and nobody doubts that the first copy did nothing.
+    let forgotten = refusals_of_one_settlement(&[Forget], false).await;
+    assert_eq!(forgotten, (0, 0));
+    // The control arm: a holder that has been replaced.
+    assert_eq!(refusals_of_one_settlement(&[], true).await, (1, 0));
+    assert_eq!(refusals_of_one_settlement(&[Forget], true).await, (1, 0));
+}
+
+/// Of two leases of one grant, the first lapses in a renewal that the second's settlement
+/// overtakes: the answer is that none of the grant is left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_that_lapses_is_no_refused_renewal() {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    let faulty = Faulty::new(memory(), |verb| match verb {
+        // Less than a third of the term, after which the worker gives a renewal up.
+        Verb::Renew => Fate::Slow(Duration::from_millis(400)),
+        _ => Fate::Pass,
+    });
+    let calls = Arc::clone(&faulty.calls);
+    let client = Client::new(Arc::new(faulty));
+    let stalls = JobOptions::default().stall_limit(Duration::from_millis(100));
+    let hangs = NewJob::of(&Add { n: 0 }).unwrap().options(stalls);
+    let ends = NewJob::of(&Add { n: 1 }).unwrap();
+    client.enqueue_many([hangs, ends]).await.unwrap();
+    let renewals = Arc::clone(&calls);
+    let handler = move |job: Add, ctx: Context| {
+        let calls = Arc::clone(&renewals);
+        async move {
+            match (job.n, ctx.attempt()) {
+                // Shows no progress until it is told to stop, and is deaf to that.
+                (0, 1) => {
+                    ctx.cancelled().await;
+                    tokio::time::sleep(Duration::from_millis(800)).await;
+                }
+                (0, _) => {}
+                _ => true_soon(|| calls.renew.load(Ordering::SeqCst) > 0).await,
+            }
+            Ok::<(), Failure>(())
+        }
+    };
+    let worker = client
+        .worker()
+        .handle(handler)
+        .slots(2)
+        .terms(LeaseTerms::of_term(Duration::from_secs(3)));
+    let handle = metrics::with_local_recorder(&recorder, || worker.start().unwrap());
+    until(&client, |queue| queue.ledger.completed == 2).await;
+    handle.drain();
+    handle.await.unwrap();
+    let ledger = client.queues().await.unwrap()[0].ledger;
+    assert_eq!((ledger.granted, ledger.expired_stalled), (3, 1));
+    let scrape = recorder.handle().render();
+    for refused in [
+        r#"leasehold_calls_fenced_total{queue="default",verb="renew"} 0"#,
+        r#"leasehold_lease_renewals_total{queue="default",result="fenced"} 0"#,
+        r#"leasehold_settlements_in_doubt_total{queue="default"} 0"#,
+    ] {
+        assert!(scrape.lines().any(|line| line == refused), "{scrape}");
+    }
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold::job::{Kind, QueueName};
 use leasehold::observe::metrics as names;
 use leasehold::store::MemoryStore;
 use leasehold::{Client, Context, Failure, Job, LeaseTerms, NewJob, RetryPolicy};
@@ -44,11 +45,13 @@ const ALL: &[&str] = &[
     names::LEASES_GRANTED,
     names::LEASES_RELEASED,
     names::LEASES_EXPIRED,
+    names::JOBS_DECLINED,
     names::LEASES_LOST,
     names::LEASE_RENEWALS,
     names::CALLS_FENCED,
     names::STALE_WRITES_REJECTED,
     names::SETTLEMENTS_LATE,
+    names::SETTLEMENTS_IN_DOUBT,
     names::CLAIMS_EMPTY,
     names::LEASE_HELD,
     names::JOB_WAIT,
@@ -62,6 +65,7 @@ const ALL: &[&str] = &[
     names::QUEUE_JOBS,
     names::QUEUE_PARKED,
     names::OLDEST_READY,
+    names::CLOCK_BEHIND,
     names::QUEUE_PAUSED,
     names::LEDGER_ENQUEUED,
     names::LEDGER_GRANTED,
@@ -84,7 +88,7 @@ fn scraped(text: &str) -> BTreeMap<&str, f64> {
         .collect()
 }
 
-/// A pool that has seen a retry, a stall, a duplicate and completions.
+/// A pool that has seen a retry, a stall, a duplicate, an unknown kind and completions.
 async fn worked() -> Client {
     let client = Client::new(Arc::new(MemoryStore::new()));
     let mut jobs: Vec<NewJob> = (0..4).map(|n| NewJob::of(&Step { n }).unwrap()).collect();
@@ -92,6 +96,12 @@ async fn worked() -> Client {
     client.enqueue_many(jobs.clone()).await.unwrap();
     client.enqueue(jobs[0].clone()).await.unwrap();
     client.enqueue(&Vigil).await.unwrap();
+    let unknown = NewJob::raw(
+        QueueName::new(Vigil::QUEUE).unwrap(),
+        Kind::new("novel").unwrap(),
+        "{}",
+    );
+    client.enqueue(unknown).await.unwrap();
     let handler = |job: Step, ctx: Context| async move {
         match (job.n, ctx.attempt()) {
             (1, 1) => Err(Failure::from("again")),

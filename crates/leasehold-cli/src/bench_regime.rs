@@ -288,6 +288,7 @@ impl Measured {
         let mut all = json!({
             "store": self.store,
             "rate": regime.rate,
+            "seconds": regime.seconds,
             "processes": regime.processes,
             "slots": regime.slots,
             "job_ms": regime.job_ms,

@@ -18,11 +18,15 @@ use leasehold::clock::{Clock as _, SystemClock, Timestamp};
 use leasehold::hooks::monotonic;
 use leasehold::inspect::{self, Counts, LeaseFilter, LeaseView, Ledger, Page};
 use leasehold::job::{JobId, NewJob, QueueName};
+use leasehold::lease::FencingToken;
 use leasehold::limits;
 use leasehold::store::Enqueued;
 
 /// How often the store is looked at.
 const TICK: Duration = Duration::from_millis(50);
+
+/// Far longer than a store has the call of a client in hand, and less than a lease lasts.
+const IN_HAND: Duration = Duration::from_millis(250);
 
 /// How long one step of the story may take before the demo gives up on it.
 /// None takes three seconds on a machine that has nothing else to do.
@@ -298,12 +302,27 @@ impl Stage {
         child.0.kill()?;
         child.0.wait()?;
         self.states[worker - 1] = WorkerState::Killed;
-        let leases = self.look().await?.of(worker).cloned().collect();
+        let leases = self.held_by_now(worker).await?;
         Ok(Gone {
             worker,
             since,
             leases,
         })
+    }
+
+    /// What a worker holds that does nothing any more. The store may still have calls of it in
+    /// hand.
+    async fn held_by_now(&mut self, worker: usize) -> Result<Vec<LeaseView>, Trouble> {
+        let mut before: Option<HashSet<FencingToken>> = None;
+        loop {
+            let leases: Vec<_> = self.look().await?.of(worker).cloned().collect();
+            let tokens = leases.iter().map(|lease| lease.token).collect();
+            if before.as_ref() == Some(&tokens) {
+                return Ok(leases);
+            }
+            before = Some(tokens);
+            self.watch_for(IN_HAND).await?;
+        }
     }
 
     /// Freezes a worker that is in mid-job.
@@ -319,8 +338,12 @@ impl Stage {
             self.children[worker - 1].signal(Signal::STOP)?;
             let writes = self.client.store().open_session();
             let writes = tokio::time::timeout(Duration::from_millis(200), writes).await;
-            let leases: Vec<_> = self.look().await?.of(worker).cloned().collect();
-            if matches!(writes, Ok(Ok(_))) && leases.len() > 1 {
+            if !matches!(writes, Ok(Ok(_))) {
+                self.children[worker - 1].signal(Signal::CONT)?;
+                continue;
+            }
+            let leases = self.held_by_now(worker).await?;
+            if leases.len() > 1 {
                 self.states[worker - 1] = WorkerState::Frozen;
                 return Ok(Gone {
                     worker,

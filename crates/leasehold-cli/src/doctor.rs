@@ -17,7 +17,7 @@ Exit codes:
 
 /// Looks at the store's server or file: version, durability, memory, replication, clock, rights.
 ///
-/// Changes nothing. Says what is at risk, and what to set.
+/// Changes nothing, unless asked to repair. Says what is at risk, and what to set.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXIT_CODES)]
 pub(super) struct Args {
@@ -28,6 +28,9 @@ pub(super) struct Args {
     /// As --output json
     #[arg(long)]
     json: bool,
+    /// First put back what a Redis server lost by evicted or deleted keys, and count anew
+    #[arg(long)]
+    repair: bool,
 }
 
 impl Args {
@@ -38,7 +41,15 @@ impl Args {
 }
 
 pub(super) async fn run(args: &Args, url: &str, json: bool) -> Done {
-    let findings = examine(url).await?;
+    let mut findings = Vec::new();
+    if args.repair {
+        if !url.starts_with("redis") && !url.starts_with("valkey") {
+            let why = "doctor: --repair is for Redis, where single keys can be lost";
+            return Err(Trouble::Usage(why.to_owned()));
+        }
+        findings.push(leasehold::hooks::repair_redis(url).await?);
+    }
+    findings.extend(examine(url).await?);
     if json || args.json {
         let healthy = findings.iter().all(is_healthy);
         let findings: Vec<Value> = findings.iter().map(object).collect();

@@ -21,6 +21,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use self::exit::{Done, Trouble};
 use leasehold::Client;
 use leasehold::inspect::Page;
+use leasehold::store::PostgresStore;
 
 mod act;
 mod audit;
@@ -148,7 +149,16 @@ impl Cli {
     async fn open_existing(&self) -> Result<Client, Trouble> {
         let url = self.url()?;
         must_exist(url)?;
-        open(url).await
+        let client = open(url).await?;
+        let native = client.store().native();
+        if let Some(store) = native.and_then(|native| native.downcast_ref::<PostgresStore>())
+            && !store.is_there().await?
+        {
+            let why = "no store in this database yet: the first enqueue or worker makes its tables, or run \
+                       `leasehold migrate`";
+            return Err(Trouble::NotFound(why.to_owned()));
+        }
+        Ok(client)
     }
 }
 

@@ -23,6 +23,8 @@ pub(super) enum Args {
     Resume(One),
     /// Delete the jobs of a queue; leased ones are left alone
     Purge(PurgeQueue),
+    /// Delete a queue that has no jobs in any state
+    Rm(One),
 }
 
 #[derive(Debug, clap::Args)]
@@ -87,6 +89,12 @@ pub(super) async fn run(args: &Args, cli: &Cli) -> Done {
                 .control(&client, ControlCommand::Resume(one.queue.clone()))
                 .await?;
             act::report(cli, "resume", &answer)
+        }
+        Args::Rm(one) => {
+            act::known(&client, &one.queue).await?;
+            let command = ControlCommand::Remove(one.queue.clone());
+            let answer = one.by.control(&client, command).await?;
+            act::report(cli, "remove", &answer)
         }
         Args::Purge(purge) => {
             let view = act::known(&client, &purge.queue).await?;

@@ -34,6 +34,60 @@ fn done(done: u64, skipped: u64) -> Controlled {
     controlled
 }
 
+/// A queue is removed once it has no jobs, and is a new one if it comes again; its tokens go on.
+pub async fn an_empty_queue_is_removed(d: &Driver) {
+    let remove = || ControlCommand::Remove(queue());
+    assert_eq!(d.control(remove()).await.done, 0, "there is none");
+    let refused = async |left: &str| {
+        let request = d.control_request(remove());
+        let answer = d.store().control(request).await;
+        let error = answer.expect_err("a queue with jobs");
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+        assert_eq!(error.field(), Some("queue"), "{error}");
+        assert!(error.to_string().contains(left), "{error} with {left}");
+    };
+    d.enqueue(job().delay(secs(60))).await;
+    refused("1 scheduled").await;
+    d.control(ControlCommand::Purge(in_state(JobState::Scheduled)))
+        .await;
+    d.enqueue(job()).await;
+    refused("1 ready").await;
+    let held = d.claim_one().await;
+    refused("1 leased").await;
+    d.settled(&held, bury()).await;
+    refused("1 dead").await;
+    d.control(ControlCommand::Purge(in_state(JobState::Dead)))
+        .await;
+    d.settled(&d.held(job().retention(secs(60))).await, complete())
+        .await;
+    refused("1 completed").await;
+    d.control(ControlCommand::Purge(in_state(JobState::Completed)))
+        .await;
+    let unique = || job().unique_for("once", secs(60)).expect("a key");
+    d.settled(&d.held(unique()).await, complete()).await;
+    d.control(ControlCommand::Pause(queue())).await;
+
+    let request = d.control_request(remove());
+    for _ in 0..2 {
+        let removed = d.store().control(request.clone()).await;
+        assert_eq!(removed.expect("removed"), done(1, 0));
+    }
+    let snapshot = d.snapshot().await;
+    assert!(snapshot.queues.is_empty(), "{:?}", snapshot.queues);
+    let last = snapshot.audit.first().map(|entry| entry.command.clone());
+    assert_eq!(last.as_deref(), Some("remove queue default"));
+    assert_eq!(d.control(remove()).await.done, 0, "it is gone");
+    assert!(d.claim(1).await.is_empty());
+
+    let again = d.held(unique()).await;
+    assert!(again.token() > held.token());
+    let view = d.queue().await;
+    assert!(!view.paused);
+    assert_eq!((view.ledger.enqueued, view.ledger.granted), (1, 1));
+    d.settled(&again, complete()).await;
+    assert!(d.ledger().await.balances());
+}
+
 /// Every command leaves a record: who, when, why, what.
 pub async fn every_command_is_on_record(d: &Driver) {
     let held = d.held(job()).await;

@@ -396,6 +396,14 @@ impl Driver {
         let after = self.snapshot().await.without_fenced();
         assert_eq!(before, after, "a refused call changed something");
     }
+
+    /// Asserts that what is done meanwhile changes nothing at all.
+    pub async fn untouched(&self, act: impl AsyncFnOnce()) {
+        let before = self.snapshot().await;
+        act().await;
+        let after = self.snapshot().await;
+        assert_eq!(before, after, "a refused renewal changed something");
+    }
 }
 
 /// The plain yes.

@@ -111,7 +111,7 @@ macro_rules! __conformance_cases {
                 foreign_leases_are_not_renewed
                 a_cancel_is_told_of_one_lease
                 a_cancelled_job_lapses_into_cancelled
-                refused_leases_are_counted
+                refused_renewals_are_not_counted
                 a_lapsed_lease_is_gone_for_the_next_beat
                 any_leases_of_a_grant
                 fenced_progress_is_not_kept
@@ -209,6 +209,7 @@ macro_rules! __conformance_cases {
             }
             control {
                 every_command_is_on_record
+                an_empty_queue_is_removed
                 a_command_in_vain_is_on_record
                 anonymous_commands_are_refused
                 zero_bytes_are_refused

@@ -148,11 +148,19 @@ pub async fn bury_makes_dead(d: &Driver) {
     d.settled(&held, bury()).await;
     let view = d.view(held.id()).await;
     assert_eq!((view.state, view.job.failures), (JobState::Dead, 1));
+    // It has run once: there is no second attempt to come.
+    assert_eq!(view.attempt(), 1);
     assert_eq!(view.job.history[0].reason.as_deref(), Some("hopeless"));
     assert_eq!(
         (d.ledger().await.buried, d.queue().await.counts.dead),
         (1, 1)
     );
+    let held = d.held(job()).await;
+    d.settled(&held, retry(secs(0))).await;
+    let held = d.claim_one().await;
+    d.settled(&held, bury()).await;
+    let view = d.view(held.id()).await;
+    assert_eq!((view.state, view.attempt()), (JobState::Dead, 2));
 }
 
 /// The store counts failures; the worker decides what they mean.

@@ -22,7 +22,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use serde_json::{Value, json};
 
-use leasehold::WorkerHandle;
+use leasehold::worker::WorkerHandle;
 use leasehold::worker::WorkerHealth;
 
 /// Routes for the health of a worker, to be merged or nested anywhere. They ask for no

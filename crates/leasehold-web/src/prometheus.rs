@@ -20,9 +20,10 @@
 //! | `leasehold_leases_expired_total` | counter, leases | queue, kind, cause | expiries that this process recorded, of whoever's leases |
 //! | `leasehold_leases_lost_total` | counter, leases | queue, kind, cause | lost while this process worked on them |
 //! | `leasehold_lease_renewals_total` | counter, leases | queue, result | in renewal calls: held, fenced, error |
-//! | `leasehold_calls_fenced_total` | counter, calls | queue, verb | refused as stale |
+//! | `leasehold_calls_fenced_total` | counter, calls | queue, verb | refused as stale: the lease was replaced, and its holder did not know it |
 //! | `leasehold_stale_writes_rejected_total` | counter, operations | queue, op | refused by a fence: open, read, write |
 //! | `leasehold_settlements_late_total` | counter, settlements | queue | after the deadline, before anybody else |
+//! | `leasehold_settlements_in_doubt_total` | counter, settlements | queue | refused when sent again; an earlier copy may have been applied |
 //! | `leasehold_claims_empty_total` | counter, claims | | granted nothing |
 //! | `leasehold_lease_held_seconds` | histogram, seconds | queue, kind | from grant to release |
 //! | `leasehold_job_wait_seconds` | histogram, seconds | queue, kind | from due to the start of the handler |
@@ -43,7 +44,7 @@
 //! | `leasehold_ledger_ended_total` | counter, leases | store, queue, end | the store's ledger: how they ended |
 //! | `leasehold_ledger_live` | gauge, leases | store, queue | the store's ledger: still held |
 //! | `leasehold_ledger_late_total` | counter, settlements | store, queue | the store's ledger: after the deadline |
-//! | `leasehold_ledger_fenced_total` | counter, calls | store, queue | the store's ledger: refused as stale |
+//! | `leasehold_ledger_fenced_total` | counter, calls | store, queue | the store's ledger: settlements and checkpoints refused, because the lease was not theirs any more |
 //! | `leasehold_ledger_deleted_total` | counter, jobs | store, queue, by | the store's ledger: by retention, by operator |
 //! | `leasehold_ledger_deaths_total` | counter, jobs | store, queue, cause | the store's ledger: jobs that died, buried or by expiry; a retry or a purge takes none back |
 //! | `leasehold_store_up` | gauge, 0 or 1 | store | whether the store answered this scrape |

@@ -50,9 +50,13 @@ impl State {
             let jobs = self.pick(queue, left, &mut suspect, &mut bytes);
             left -= jobs.len();
             let terms = (wanted.term, wanted.max_lifetime);
-            for span in grant_spans(jobs.iter().map(|job| &**job), terms) {
-                let grant = self.grant(queue, &jobs[span.jobs.clone()], &span, request, now);
-                claimed.grants.push(grant);
+            let spans = grant_spans(jobs.iter().map(|job| &**job), terms);
+            let mut jobs = jobs.into_iter();
+            for span in spans {
+                let jobs = jobs.by_ref().take(span.jobs.len());
+                claimed
+                    .grants
+                    .push(self.grant(queue, jobs, &span, request, now));
             }
             self.hints(queue, now, &mut claimed);
         }
@@ -75,7 +79,7 @@ impl State {
             let Some(held) = self.grants.get(&id).filter(|held| held.deadline > now) else {
                 continue;
             };
-            let leases = held.leases.iter().filter_map(|(&token, lease)| {
+            let leases = held.live_leases(id).filter_map(|(token, lease)| {
                 let job = Arc::clone(&self.jobs.get(&lease.job)?.job);
                 Some(Lease { token, job })
             });
@@ -140,20 +144,17 @@ impl State {
     fn grant(
         &mut self,
         queue: usize,
-        jobs: &[Arc<JobRecord>],
+        jobs: impl Iterator<Item = Arc<JobRecord>>,
         span: &GrantSpan,
         request: &ClaimRequest,
         now: Timestamp,
     ) -> Grant {
-        let id = self.issuer.issue(jobs.len() as u64, now);
+        let id = self.issuer.issue(span.jobs.len() as u64, now);
         let deadline = deadline(now, span.term, now, span.max_lifetime);
         let tokens = (0..).map(|at| id.plus(at));
         let leases: Vec<Lease> = tokens
             .zip(jobs)
-            .map(|(token, job)| Lease {
-                token,
-                job: Arc::clone(job),
-            })
+            .map(|(token, job)| Lease { token, job })
             .collect();
         for Lease { token, job } in &leases {
             if let Some(stored) = self.jobs.get_mut(&job.id) {
@@ -165,13 +166,10 @@ impl State {
         at.ledger.granted += leases.len() as u64;
         at.ledger.live += leases.len() as u64;
         at.deadlines.insert((deadline, id));
-        let live = leases.iter().map(|Lease { token, job }| {
-            let lease = LeaseState {
-                job: job.id,
-                cancel: false,
-                progress: None,
-            };
-            (*token, lease)
+        let live = leases.iter().map(|Lease { job, .. }| LeaseState {
+            job: job.id,
+            cancel: false,
+            progress: None,
         });
         let grant = GrantState {
             queue,
@@ -183,7 +181,8 @@ impl State {
             term: span.term,
             max_lifetime: span.max_lifetime,
             renewals: 0,
-            leases: live.collect(),
+            live: leases.len(),
+            leases: live.map(Some).collect(),
         };
         self.grants.insert(id, grant);
         Grant {

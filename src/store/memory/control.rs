@@ -4,17 +4,23 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::State;
-use super::place::{Location, Stored};
+use super::place::{Location, Queue, Stored};
 use crate::clock::Timestamp;
+use crate::error::Result;
 use crate::inspect::AuditView;
 use crate::job::{JobId, JobState, QueueName};
 use crate::lease::FencingToken;
 use crate::limits::AUDIT_TOKENS;
 use crate::rules::ends::{self, Next};
+use crate::store::call::check_empty;
 use crate::store::{ControlCommand, ControlRequest, Controlled, LeaseSelect, Select};
 
 impl State {
-    pub(super) fn control(&mut self, request: &ControlRequest, now: Timestamp) -> Controlled {
+    pub(super) fn control(
+        &mut self,
+        request: &ControlRequest,
+        now: Timestamp,
+    ) -> Result<Controlled> {
         let mut tokens = Vec::new();
         let answer = match &request.command {
             ControlCommand::Pause(queue) => self.set_paused(queue, true),
@@ -36,6 +42,7 @@ impl State {
                 state.reschedule(id, now, now.after(*delay))
             }),
             ControlCommand::RetryDead(jobs) => self.retry_dead(jobs, now),
+            ControlCommand::Remove(queue) => self.remove(queue)?,
         };
         self.audit.push(AuditView {
             at: now,
@@ -45,7 +52,21 @@ impl State {
             done: answer.done,
             tokens,
         });
-        answer
+        Ok(answer)
+    }
+
+    fn remove(&mut self, name: &QueueName) -> Result<Controlled> {
+        let Some(&at) = self.names.get(name) else {
+            return Ok(Controlled::default());
+        };
+        check_empty(name, &self.queues[at].counts())?;
+        self.names.remove(name);
+        // Its place stays: the others are known by theirs.
+        self.queues[at] = Queue::new(name.clone());
+        Ok(Controlled {
+            done: 1,
+            ..Controlled::default()
+        })
     }
 
     fn set_paused(&mut self, queue: &QueueName, paused: bool) -> Controlled {
@@ -165,7 +186,7 @@ impl State {
                 LeaseSelect::Task(task) => *task == grant.task,
                 LeaseSelect::Job(_) => false,
             };
-            for (&token, lease) in &grant.leases {
+            for (token, lease) in grant.live_leases(id) {
                 let named = matches!(leases, LeaseSelect::Job(job) if *job == lease.job);
                 if all || named {
                     found.insert(token, id);
@@ -175,11 +196,11 @@ impl State {
         let done = found.len() as u64;
         tokens.extend(found.keys().copied().take(AUDIT_TOKENS));
         for (token, id) in found {
-            let Some(ended) = self.take_leased(id, token) else {
+            let Some((job, cancel)) = self.take_leased(id, token) else {
                 continue;
             };
-            let end = ends::revoke(&ended.job, reason, ended.lease.cancel, now);
-            self.end(ended, end, now);
+            let end = ends::revoke(&job, reason, cancel, now);
+            self.end((id, token), job, end, now);
         }
         Controlled {
             done,

@@ -83,7 +83,7 @@ impl State {
             JobState::Leased => {
                 let grants = self.grants.values();
                 let grants = grants.filter(move |grant| grant.queue == index);
-                let leases = grants.flat_map(|grant| grant.leases.values());
+                let leases = grants.flat_map(|grant| grant.leases.iter().flatten());
                 Box::new(leases.map(|lease| lease.job))
             }
             JobState::Completed | JobState::Dead | JobState::Cancelled => {
@@ -103,9 +103,9 @@ impl State {
         let mut view = JobView::new(name, location.state(), Arc::clone(job));
         view.parked = matches!(location, Location::Parked(_));
         match location {
-            Location::Leased { grant, token } => {
-                let grant = self.grants.get(grant)?;
-                let lease = grant.leases.get(token)?;
+            Location::Leased { grant: id, token } => {
+                let grant = self.grants.get(id)?;
+                let lease = grant.lease(*id, *token)?;
                 view.lease = self.lease_view(grant, *token, lease, now);
             }
             Location::Settled { at, .. } => view.settled_at = Some(*at),
@@ -121,7 +121,7 @@ impl State {
         now: Timestamp,
     ) -> Result<Paged<LeaseView>> {
         let mut rows = Vec::new();
-        for grant in self.grants.values() {
+        for (id, grant) in &self.grants {
             let name = &self.queues[grant.queue].name;
             let wanted = filter.queue.as_ref().is_none_or(|queue| queue == name)
                 && filter
@@ -130,8 +130,8 @@ impl State {
                     .is_none_or(|owner| *owner == grant.owner)
                 && filter.task.as_ref().is_none_or(|task| *task == grant.task);
             if wanted {
-                let leases = grant.leases.iter();
-                rows.extend(leases.map(|(token, lease)| (grant.deadline, *token, grant, lease)));
+                let leases = grant.live_leases(*id);
+                rows.extend(leases.map(|(token, lease)| (grant.deadline, token, grant, lease)));
             }
         }
         rows.sort_unstable_by_key(|(deadline, token, ..)| (*deadline, *token));
@@ -163,7 +163,7 @@ impl State {
             term: grant.term,
             renewals: grant.renewals,
             cancel: lease.cancel,
-            progress: lease.progress.clone(),
+            progress: lease.progress.as_deref().cloned(),
         })
     }
 }

@@ -1,10 +1,9 @@
 //! Where jobs are between verbs: ready in a tier, parked behind their key, scheduled, leased,
 //! settled.
 //!
-//! Every job is found by its id. The maps of a queue have the order of the contract: the ready ones
-//! share the jobs, which a claim needs, and the others hold ids.
+//! Every job is found by its id. The maps of a queue are sorted as the contract says: that of the
+//! ready jobs shares the jobs themselves, which a claim needs, and the others hold ids.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -51,13 +50,21 @@ impl Location {
     }
 }
 
-/// Where a ready job stands in its tier.
+/// Where a ready job stands in its tier. Steps that put jobs to the front count down from zero,
+/// jobs that go to the back count up.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Position {
+pub(super) struct Position(i64, FencingToken);
+
+impl Position {
     /// Ahead of everything that was there: the latest step first, within a step in token order.
-    Front(Reverse<u64>, FencingToken),
+    fn front(step: u64, token: FencingToken) -> Self {
+        Self(-(step as i64), token)
+    }
+
     /// Behind everything that was there.
-    Back(u64),
+    fn back(seq: u64) -> Self {
+        Self(seq as i64, FencingToken::new(0))
+    }
 }
 
 /// One queue: jobs by id, in order.
@@ -84,7 +91,7 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    fn new(name: QueueName) -> Self {
+    pub(super) fn new(name: QueueName) -> Self {
         Self {
             name,
             paused: false,
@@ -161,13 +168,13 @@ impl State {
 
     /// Behind everything in its tier.
     pub(super) fn put_back(&mut self, queue: usize, job: Arc<JobRecord>) {
-        let position = Position::Back(self.next_seq());
+        let position = Position::back(self.next_seq());
         self.put_ready(queue, job, position);
     }
 
     /// Ahead of everything in its tier but what the same step put there under a smaller token.
     pub(super) fn put_front(&mut self, queue: usize, job: Arc<JobRecord>, token: FencingToken) {
-        self.put_ready(queue, job, Position::Front(Reverse(self.step), token));
+        self.put_ready(queue, job, Position::front(self.step, token));
     }
 
     fn put_ready(&mut self, queue: usize, job: Arc<JobRecord>, position: Position) {

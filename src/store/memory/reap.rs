@@ -58,14 +58,15 @@ impl State {
         };
         let queue = self.queues[grant.queue].name.clone();
         let cause = overdue_cause(grant.deadline, grant.granted_at, grant.max_lifetime);
-        let tokens = grant.leases.keys().take(max - expired.len());
-        for token in tokens.copied().collect::<Vec<_>>() {
-            let Some(ended) = self.take_leased(id, token) else {
+        let leases = grant.live_leases(id).take(max - expired.len());
+        let facts = leases.map(|(token, lease)| grant.facts(token, lease));
+        for lease in facts.collect::<Vec<_>>() {
+            let Some((job, cancel)) = self.take_leased(id, lease.token) else {
                 continue;
             };
-            let end = ends::expire(&ended.job, cause, ended.lease.cancel, now);
-            expired.push(Expiry::new(&queue, &ended.job, &ended.lease, cause, &end));
-            self.end(ended, end, now);
+            let end = ends::expire(&job, cause, cancel, now);
+            expired.push(Expiry::new(&queue, &job, &lease, cause, &end));
+            self.end((id, lease.token), job, end, now);
         }
     }
 }

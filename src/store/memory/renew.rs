@@ -10,12 +10,11 @@ use crate::store::{Beat, Renewal};
 impl State {
     pub(super) fn renew(&mut self, beat: Beat, now: Timestamp) -> Renewal {
         if !self.may_renew(&beat, now) {
-            self.fenced(&beat.queue, beat.leases.len() + beat.lapse.len());
             return Renewal::Fenced;
         }
         for (token, progress) in beat.progress {
             if let Some(lease) = self.lease_mut(beat.grant, token) {
-                lease.progress = Some(progress);
+                lease.progress = Some(Box::new(progress));
             }
         }
         self.lapse(beat.grant, beat.lapse, now);
@@ -29,7 +28,6 @@ impl State {
                 None => fenced.push(token),
             }
         }
-        self.fenced(&beat.queue, fenced.len());
         let Some(grant) = self.grants.get_mut(&beat.grant) else {
             return Renewal::Fenced;
         };
@@ -47,7 +45,7 @@ impl State {
 
     fn may_renew(&self, beat: &Beat, now: Timestamp) -> bool {
         self.grants.get(&beat.grant).is_some_and(|grant| {
-            // Past its deadline a lease is gone, whether or not anybody has expired it yet.
+            // Past its deadline a lease is gone, whether or not its expiry has been recorded.
             grant.deadline > now
                 && grant.nonce.matches(&beat.nonce)
                 && beat.partition == 0
@@ -59,11 +57,11 @@ impl State {
     fn lapse(&mut self, grant: FencingToken, tokens: Vec<FencingToken>, now: Timestamp) {
         self.begin_step();
         for token in tokens {
-            let Some(ended) = self.take_leased(grant, token) else {
+            let Some((job, cancel)) = self.take_leased(grant, token) else {
                 continue;
             };
-            let end = ends::expire(&ended.job, Cause::Stalled, ended.lease.cancel, now);
-            self.end(ended, end, now);
+            let end = ends::expire(&job, Cause::Stalled, cancel, now);
+            self.end((grant, token), job, end, now);
         }
     }
 }

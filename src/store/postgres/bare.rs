@@ -21,6 +21,8 @@ impl Table {
     /// As for opening a store.
     pub async fn create(url: &str) -> Result<Self> {
         let store = PostgresStore::open(url).await?;
+        let ready = store.ready().await;
+        ready.map_err(|fault| at(Verb::Open, fault.into_error()))?;
         let schema = &store.shared.options.schema;
         let name = format!("\"{schema}\".\"raw_{:016x}\"", fastrand::u64(..));
         let table = Self { store, name };

@@ -3,59 +3,50 @@
 use tokio_postgres::GenericClient;
 
 use super::fault::Done;
-use super::tx::Tx;
-use crate::error::Verb;
-use crate::job::QueueName;
-use crate::lease::FencingToken;
-use crate::store::sql::answer::{read_checkpoint, written_checkpoint};
-use crate::store::{Checkpoint, CheckpointRequest, Checkpointed};
+use super::settle::verdict;
+use super::tx::{Named, Receipts, Tx, args};
+use crate::lease::Verdict;
+use crate::store::{Checkpoint, Checkpointed};
 
 impl<C: GenericClient + Sync> Tx<'_, C> {
     pub(super) async fn checkpoint(
-        &mut self,
-        request: &CheckpointRequest,
+        &self,
+        named: Named,
+        checkpoints: &[Checkpoint],
     ) -> Done<Vec<Checkpointed>> {
-        let wanted: Vec<(&QueueName, FencingToken)> = request
-            .checkpoints
+        let receipts: Receipts = checkpoints.iter().map(|one| &one.receipt).collect();
+        let seqs: Vec<i64> = checkpoints
             .iter()
-            .map(|checkpoint| (&checkpoint.receipt.queue, checkpoint.receipt.grant))
+            .map(|one| one.seq.cast_signed())
             .collect();
-        let verb = Verb::Checkpoint;
-        if let Some(first) = self.start(request.request, verb, &wanted).await? {
-            return Ok(read_checkpoint(&first)?);
+        let states: Vec<&[u8]> = checkpoints.iter().map(|one| &*one.bytes).collect();
+        let args = args![
+            self.base.namespace => TEXT, self.base.by_hand() => INT8, named.session => UUID,
+            named.lane => INT8, named.seq => INT8, receipts.queues => TEXT_ARRAY,
+            receipts.jobs => UUID_ARRAY, receipts.grants => INT8_ARRAY,
+            receipts.tokens => INT8_ARRAY, receipts.nonces => BYTEA_ARRAY, seqs => INT8_ARRAY,
+            states => BYTEA_ARRAY, self.patience(named) => TEXT
+        ];
+        let mut answers = vec![Checkpointed::Fenced; checkpoints.len()];
+        for row in self.rows("checkpoint", args).await? {
+            let nth: i32 = row.try_get(0)?;
+            let code: i16 = row.try_get(1)?;
+            let at = usize::try_from(nth - 1).ok();
+            let Some(answer) = at.and_then(|at| answers.get_mut(at)) else {
+                continue;
+            };
+            *answer = if code == 8 {
+                let seq: i64 = row.try_get(2)?;
+                Checkpointed::Behind {
+                    seq: seq.cast_unsigned(),
+                }
+            } else {
+                match verdict(code) {
+                    Verdict::Held { late, cancel } => Checkpointed::Saved { late, cancel },
+                    Verdict::Fenced => Checkpointed::Fenced,
+                }
+            };
         }
-        let mut answers = Vec::with_capacity(request.checkpoints.len());
-        for checkpoint in &request.checkpoints {
-            answers.push(self.checkpoint_one(checkpoint)?);
-        }
-        let answer = written_checkpoint(&answers);
-        self.remember(request.request, verb, answer);
         Ok(answers)
-    }
-
-    /// The grant must have been sought.
-    pub(super) fn checkpoint_one(&mut self, checkpoint: &Checkpoint) -> Done<Checkpointed> {
-        let Checkpoint {
-            receipt,
-            seq,
-            bytes,
-        } = checkpoint;
-        let Some(current) = self.current(receipt)? else {
-            self.fenced(&receipt.queue, 1);
-            return Ok(Checkpointed::Fenced);
-        };
-        // Only what this very lease has saved counts: a new token may start over.
-        let saved = self.grants[&current.grant].note(current.at);
-        let saved = saved.and_then(|note| note.checkpoint.as_ref());
-        if let Some((saved, _)) = saved.filter(|(saved, _)| saved > seq) {
-            return Ok(Checkpointed::Behind { seq: *saved });
-        }
-        self.note(current.grant, current.at, |note| {
-            note.checkpoint = Some((*seq, bytes.clone()));
-        });
-        Ok(Checkpointed::Saved {
-            late: current.late,
-            cancel: current.cancel,
-        })
     }
 }

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use tokio_postgres::{Client, Row};
 
-use super::fault::explain;
-use super::migrate::{VERSION, is_current};
+use super::fault::{Done, explain};
+use super::migrate::{Found, VERSION, found};
 use super::tally::Count;
+use super::text::in_schema;
 use super::tx::{Arg, args};
 use super::{CONNECT_LIMIT, PostgresOptions, at, dial, url};
 use crate::clock::{Clock as _, SystemClock, Timestamp, monotonic};
@@ -22,6 +23,13 @@ const CLOCKS: Duration = Duration::from_secs(1);
 
 /// A transaction that is open for longer keeps vacuum from its work.
 const LONG: i64 = 600;
+
+/// A transaction that puts jobs into a queue and is open for longer, in seconds, makes claims look
+/// at places that they have been at before.
+const LONG_ENQUEUE: i64 = 30;
+
+/// A statement that may not take longer, in milliseconds, is cut off on a busy day.
+const SHORT_STATEMENT: i64 = 5_000;
 
 /// Below this many, dead rows are nothing to worry about.
 const DEAD_ROWS: i64 = 100_000;
@@ -61,28 +69,30 @@ struct Patient {
 
 impl Patient {
     async fn examine(&self) -> Vec<Finding> {
+        let found = found(&self.db, &self.options.schema).await;
+        let has_tables = matches!(found, Ok(Found::Fit { .. }));
         let mut findings = vec![
             self.version().await,
-            self.schema().await,
+            self.schema(&found),
+            self.writable().await,
             self.durability().await,
             self.replication().await,
             self.vacuum().await,
             self.transactions().await,
+            self.statements().await,
             self.clock().await,
             self.encryption().await,
             self.connections().await,
             self.rights().await,
         ];
-        if self.has_tables().await {
-            findings.extend([self.tokens().await, self.ledger().await]);
+        if has_tables {
+            findings.extend([
+                self.enqueuers().await,
+                self.tokens().await,
+                self.ledger().await,
+            ]);
         }
         findings
-    }
-
-    async fn has_tables(&self) -> bool {
-        let schema = &self.options.schema;
-        let sql = "SELECT 1 FROM pg_tables WHERE schemaname = $1 AND tablename = 'tallies'";
-        self.one(sql, args![schema => TEXT]).await.is_some()
     }
 
     /// Asks unnamed, as the store does: a pooler may be between.
@@ -119,23 +129,80 @@ impl Patient {
         Finding::fine(CHECK, found)
     }
 
-    async fn schema(&self) -> Finding {
+    fn schema(&self, found: &Done<Found>) -> Finding {
         const CHECK: &str = "schema";
         let schema = &self.options.schema;
-        match is_current(&self.db, schema).await {
-            Ok(true) => Finding::fine(CHECK, format!("{schema}, version {VERSION}")),
-            Ok(false) => {
-                let advice = "opening the store makes or updates its tables, if the role may; or run \
-                              `leasehold migrate`";
-                Finding::note(CHECK, format!("{schema}, not there or older"), advice)
+        match found {
+            Ok(Found::Fit {
+                version: VERSION,
+                needs_nothing: true,
+            }) => Finding::fine(CHECK, format!("{schema}, version {VERSION}")),
+            Ok(Found::Fit {
+                version: VERSION, ..
+            }) => {
+                let advice = "its functions are those of another build of this version: `leasehold migrate` \
+                              replaces them";
+                Finding::note(
+                    CHECK,
+                    format!("{schema}, version {VERSION}, changed"),
+                    advice,
+                )
             }
-            Err(fault) => match fault.into_error() {
-                error if error.kind() == ErrorKind::TooNew => {
-                    let advice = format!("this program knows version {VERSION}: upgrade it");
-                    Finding::risk(CHECK, format!("{schema}, of a later version"), advice)
-                }
-                _ => Finding::unseen(CHECK, "USAGE of the schema and SELECT of its tables"),
-            },
+            Ok(Found::Fit { version, .. }) => {
+                let advice = format!("this program knows version {VERSION}, and works with it");
+                Finding::note(CHECK, format!("{schema}, version {version}"), advice)
+            }
+            Ok(Found::Nothing) => {
+                let advice = "the first call that writes makes its tables, if the role may; or run \
+                              `leasehold migrate`";
+                Finding::note(CHECK, format!("{schema} is not there"), advice)
+            }
+            Ok(Found::Older(version)) => {
+                let advice = format!(
+                    "this program needs version {VERSION}: run `leasehold migrate`, or add migrate=true to \
+                     the URL. Older programs go on working"
+                );
+                Finding::risk(CHECK, format!("{schema}, version {version}"), advice)
+            }
+            Ok(Found::TooNew(version)) => {
+                let advice = format!("this program knows version {VERSION}: upgrade it");
+                Finding::risk(CHECK, format!("{schema}, version {version}"), advice)
+            }
+            Err(_) => Finding::unseen(CHECK, "USAGE of the schema and SELECT of its tables"),
+        }
+    }
+
+    async fn writable(&self) -> Finding {
+        const CHECK: &str = "writable";
+        match self
+            .setting("default_transaction_read_only")
+            .await
+            .as_deref()
+        {
+            Some("off") => Finding::fine(CHECK, "transactions may write"),
+            Some(_) => {
+                let advice = "nothing can be enqueued, claimed or completed: set \
+                              default_transaction_read_only to off for this role or database";
+                Finding::risk(CHECK, "default_transaction_read_only is on", advice)
+            }
+            None => Finding::unseen(CHECK, "the right to read settings"),
+        }
+    }
+
+    async fn statements(&self) -> Finding {
+        const CHECK: &str = "statements";
+        let sql = "SELECT (extract(epoch FROM current_setting('statement_timeout')::interval) * 1000)::bigint";
+        match self.number(sql).await {
+            Some(0) => Finding::fine(CHECK, "no statement_timeout"),
+            Some(most) if most >= SHORT_STATEMENT => {
+                Finding::fine(CHECK, format!("statement_timeout is {most} ms"))
+            }
+            Some(most) => {
+                let advice = "calls are cut off when the server is busy, and fail again when they are \
+                              repeated: set it to 30 s or more for this role";
+                Finding::risk(CHECK, format!("statement_timeout is {most} ms"), advice)
+            }
+            None => Finding::unseen(CHECK, "the right to read settings"),
         }
     }
 
@@ -222,22 +289,61 @@ impl Patient {
 
     async fn transactions(&self) -> Finding {
         const CHECK: &str = "transactions";
-        // Also that of a replication slot or a prepared one: whatever holds old rows.
-        let sql = "SELECT greatest(
-                       (SELECT max(extract(epoch FROM clock_timestamp() - xact_start))::bigint
-                        FROM pg_stat_activity WHERE backend_type = 'client backend'),
-                       (SELECT max(extract(epoch FROM clock_timestamp() - prepared))::bigint
-                        FROM pg_prepared_xacts), 0)";
-        let Some(oldest) = self.number(sql).await else {
+        let sql = "SELECT age, whose FROM (
+                       SELECT extract(epoch FROM clock_timestamp() - xact_start)::bigint AS age,
+                              format('process %s of role %s in database %s, application %L, %s', pid, usename, datname,
+                                     application_name, state)
+                       FROM pg_stat_activity WHERE backend_type = 'client backend' AND xact_start IS NOT NULL
+                       UNION ALL
+                       SELECT extract(epoch FROM clock_timestamp() - prepared)::bigint,
+                              format('prepared transaction %L of role %s in database %s', gid, owner, database)
+                       FROM pg_prepared_xacts) AS open (age, whose)
+                   ORDER BY age DESC LIMIT 1";
+        let Some(row) = self.one(sql, &[]).await else {
             return Finding::unseen(CHECK, "pg_read_all_stats");
         };
-        let found = format!("the oldest is open for {oldest} s");
+        let (oldest, whose): (i64, String) = (row.get(0), row.get(1));
+        let found = format!("the oldest is open for {oldest} s: {whose}");
         if oldest > LONG {
-            let advice = "it keeps vacuum from its work in the whole database: end it, or set \
-                          idle_in_transaction_session_timeout";
+            let advice = "vacuum cannot remove what it might still see, and the queue's tables grow: end it, \
+                          or set idle_in_transaction_session_timeout";
             return Finding::risk(CHECK, found, advice);
         }
         Finding::fine(CHECK, found)
+    }
+
+    /// Whoever puts jobs into a queue holds a lock of it until the transaction ends (`place.sql`).
+    async fn enqueuers(&self) -> Finding {
+        const CHECK: &str = "enqueuers";
+        let sql = in_schema(
+            "SELECT coalesce(q.namespace || '/' || q.name, 'a new queue'), extract(epoch FROM clock_timestamp() - a.xact_start)::bigint,
+                    format('process %s of role %s, application %L, %s', a.pid, a.usename, a.application_name, a.state)
+             FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+             LEFT JOIN leasehold.queue q ON q.id = (l.objid::bigint / 2)::integer
+             WHERE l.locktype = 'advisory' AND l.granted AND l.mode = 'ShareLock' AND l.objsubid = 2
+               AND l.classid = 'leasehold.queue'::regclass
+               AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+               AND a.pid <> pg_backend_pid()
+             ORDER BY a.xact_start NULLS LAST LIMIT 1",
+            &self.options.schema,
+        );
+        let Ok(rows) = self.db.query_typed(&sql, &[]).await else {
+            return Finding::unseen(CHECK, "SELECT of the table queue");
+        };
+        let Some(row) = rows.first() else {
+            return Finding::fine(CHECK, "no transaction is putting jobs into a queue");
+        };
+        let (queue, open): (String, Option<i64>) = (row.get(0), row.get(1));
+        let (Some(open), Some(whose)) = (open, row.get::<_, Option<String>>(2)) else {
+            return Finding::unseen(CHECK, "pg_read_all_stats");
+        };
+        if open <= LONG_ENQUEUE {
+            return Finding::fine(CHECK, format!("the oldest is open for {open} s"));
+        }
+        let found = format!("one has put jobs into {queue} and is open for {open} s: {whose}");
+        let advice = "until it ends its jobs are not there, and claims of that queue slow down with each \
+                      job taken: commit or roll back soon after enqueue_in";
+        Finding::risk(CHECK, found, advice)
     }
 
     async fn clock(&self) -> Finding {
@@ -261,13 +367,14 @@ impl Patient {
 
     async fn tokens(&self) -> Finding {
         const CHECK: &str = "tokens";
-        let sql = format!(
-            "SELECT q.last, q.floor, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
-             FROM {}.queues q ORDER BY greatest(q.last, q.floor) DESC LIMIT 1",
-            self.options.schema
+        let sql = in_schema(
+            "SELECT h.last, h.floor, leasehold.clock_1(NULL)
+             FROM leasehold.queue q CROSS JOIN LATERAL leasehold.head_1(q.id) AS h
+             ORDER BY greatest(h.last, h.floor) DESC LIMIT 1",
+            &self.options.schema,
         );
         let Ok(rows) = self.db.query_typed(&sql, &[]).await else {
-            return Finding::unseen(CHECK, "SELECT of the table queues");
+            return Finding::unseen(CHECK, "SELECT of the tables queue and head");
         };
         let number = |row: &Row, at: usize| row.get::<_, i64>(at) as u64;
         let behind = rows.first().and_then(|row| {
@@ -279,18 +386,20 @@ impl Patient {
 
     async fn ledger(&self) -> Finding {
         // One statement, so that nobody grants in between.
-        let sql = format!(
-            "SELECT (SELECT coalesce(sum(tally[{live}]), 0)::bigint FROM {schema}.tallies),
-                    (SELECT coalesce(sum(live), 0)::bigint FROM {schema}.grants)",
-            live = Count::Live as usize + 1,
-            schema = self.options.schema
+        let live = Count::Live as usize + 1;
+        let sql = in_schema(
+            &format!(
+                "SELECT coalesce((SELECT sum((leasehold.counts_1(q.id))[{live}]) FROM leasehold.queue q), 0)::bigint,
+                        (SELECT count(*) FROM leasehold.job WHERE state = state.LEASED)"
+            ),
+            &self.options.schema,
         );
         match self.one(&sql, &[]).await {
             Some(row) => {
                 let (counted, leases): (i64, i64) = (row.get(0), row.get(1));
                 Finding::ledger(counted as u64, leases as u64)
             }
-            None => Finding::unseen("ledger", "SELECT of the tables tallies and grants"),
+            None => Finding::unseen("ledger", "SELECT of the tables head, tally and job"),
         }
     }
 
@@ -331,36 +440,40 @@ impl Patient {
         Finding::fine(CHECK, found)
     }
 
+    /// All that is missing, in one list.
     async fn rights(&self) -> Finding {
         const CHECK: &str = "rights";
         let schema = &self.options.schema;
-        let sql = "SELECT coalesce(string_agg(c.relname, ', ' ORDER BY c.relname), '')
-                   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-                   WHERE n.nspname = $1 AND (
-                       (c.relkind = 'r' AND NOT (has_table_privilege(c.oid, 'SELECT')
-                            AND has_table_privilege(c.oid, 'INSERT')
-                            AND has_table_privilege(c.oid, 'UPDATE')
-                            AND has_table_privilege(c.oid, 'DELETE')))
-                       OR (c.relkind = 'S' AND c.relname = 'places'
-                           AND NOT has_sequence_privilege(c.oid, 'USAGE')))";
-        let usage = "SELECT coalesce(bool_and(has_schema_privilege(oid, 'USAGE')), true)
-                     FROM pg_namespace WHERE nspname = $1";
-        let (Some(tables), Some(usage)) = (
-            self.one(sql, args![schema => TEXT]).await,
-            self.one(usage, args![schema => TEXT]).await,
-        ) else {
+        let sql = "SELECT coalesce(string_agg(what, '; ' ORDER BY nth, what), '') FROM (
+                SELECT 1, format('USAGE of the schema %s', n.nspname) FROM pg_namespace n
+                WHERE n.nspname = $1 AND NOT has_schema_privilege(n.oid, 'USAGE')
+                UNION ALL
+                SELECT 2, format('%s of %s', string_agg(p.name, ', ' ORDER BY p.nth), c.relname)
+                FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                CROSS JOIN (VALUES (1, 'SELECT'), (2, 'INSERT'), (3, 'UPDATE'), (4, 'DELETE')) AS p (nth, name)
+                WHERE n.nspname = $1 AND c.relkind = 'r' AND NOT has_table_privilege(c.oid, p.name)
+                  AND NOT (c.relname = 'meta' AND p.nth > 1 OR c.relname = 'audit' AND p.nth > 2)
+                GROUP BY c.relname
+                UNION ALL
+                SELECT 3, format('USAGE and SELECT of the sequence %s', c.relname)
+                FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+                WHERE n.nspname = $1 AND c.relkind = 'S' AND c.relname = 'place'
+                  AND NOT (has_sequence_privilege(c.oid, 'USAGE') AND has_sequence_privilege(c.oid, 'SELECT'))
+                UNION ALL
+                SELECT 4, 'EXECUTE of ' || string_agg(DISTINCT p.proname::text, ', ' ORDER BY p.proname::text)
+                FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+                WHERE n.nspname = $1 AND NOT has_function_privilege(p.oid, 'EXECUTE')
+                HAVING count(*) > 0
+            ) AS missing (nth, what)";
+        let Some(row) = self.one(sql, args![schema => TEXT]).await else {
             return Finding::unseen(CHECK, "SELECT of the catalog");
         };
-        let (missing, usage): (String, bool) = (tables.get(0), usage.get(0));
-        if usage && missing.is_empty() {
-            return Finding::fine(CHECK, "all that the store needs");
+        let missing: String = row.get(0);
+        if missing.is_empty() {
+            return Finding::fine(CHECK, "all that workers and operators need");
         }
-        let found = match missing.as_str() {
-            _ if !usage => format!("no USAGE of the schema {schema}"),
-            missing => format!("not all of {missing}"),
-        };
-        let advice = "grant the role USAGE of the schema, all rights on its tables, and USAGE of its \
-                      sequence";
-        Finding::risk(CHECK, found, advice)
+        let advice = "`leasehold migrate --roles` prints roles for producers, workers, readers and operators; \
+                      one that only enqueues or looks needs less";
+        Finding::risk(CHECK, format!("no {missing}"), advice)
     }
 }

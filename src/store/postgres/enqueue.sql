@@ -1,130 +1,174 @@
 -- enqueue: store jobs, each in line, behind its exclusive key, or until its time.
--- in   jobs with the client's ids      out  per job: new, or the job that holds its unique key
--- why  places come from a sequence and counts are appended, so that no enqueue waits for another, nor
---      for a claim; only jobs that share a key wait for each other
+-- in   jobs with the client's ids      out  of those that are not new: the job that is there
+--      instead
+-- why  places come from a sequence and counts are appended, so that no enqueue waits for another,
+--      nor for a claim; only jobs that share a key wait for each other
+--
+-- ids, queues, kinds, payloads: one for each job. delays: nanoseconds. unique_keys, exclusive_keys:
+-- null where a job has none. options: version, priority, max_expiries, headers ([[name, value],
+-- ...]), and what else JobOptions has, durations in nanoseconds. null stands for a list of nulls.
+--
+-- In a user's transaction (no session) a job with an exclusive key joins its line at the first
+-- claim after the commit, and is scheduled until then: the key's row would stay locked for as long
+-- as the user likes.
 
--- name: enqueue_plain
-SELECT leasehold.enqueue_plain($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15);
+CREATE OR REPLACE FUNCTION leasehold.enqueue_1(
+    of_namespace text, by_hand bigint, of_session uuid, of_lane bigint, of_seq bigint,
+    ids uuid[], queues text[], kinds text[], payloads bytea[], delays bigint[],
+    unique_keys bytea[], exclusive_keys bytea[], options jsonb[], patience text DEFAULT NULL
+) RETURNS TABLE (nth integer, holder uuid) LANGUAGE plpgsql settings.PLANS AS $$
+#variable_conflict use_column
+DECLARE
+    VERB constant smallint := verb.ENQUEUE;
+    first    record;
+    given    record;
+    made     record;
+    at       bigint;
+    stored   bigint := 0;
+    number   integer;
+    numbers  integer[] := '{}';
+    names    text[] := '{}';
+    marks    bigint[] := '{}';
+    others   integer[] := '{}';
+    holders  uuid[] := '{}';
+    parked   integer[] := '{}';
+    keys     bytea[];
+    holder_  uuid;
+    due      bigint;
+BEGIN
+    IF patience IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', patience, true);
+    END IF;
+    first := leasehold.recall_1(of_namespace, by_hand, of_session, of_lane, of_seq, VERB);
+    IF first.done THEN
+        RETURN QUERY SELECT (a ->> 0)::integer, (a ->> 1)::uuid FROM jsonb_array_elements(first.answer) AS a;
+        RETURN;
+    END IF;
+    -- In the order of their names, for others make them too.
+    FOR given IN SELECT DISTINCT k AS name FROM unnest(queues) AS k ORDER BY k LOOP
+        number := leasehold.queue_1(of_namespace, given.name, leasehold.clock_1(by_hand));
+        numbers := numbers || number;
+        names := names || given.name;
+        marks := marks || leasehold.enter_1(number);
+    END LOOP;
+    at := leasehold.clock_1(by_hand);
 
--- name: ids_taken
-SELECT r.id FROM leasehold.ready r JOIN leasehold.queues q ON q.id = r.queue
-WHERE r.id = ANY ($2) AND q.namespace = $1
-UNION ALL
-SELECT a.id FROM leasehold.aside a JOIN leasehold.queues q ON q.id = a.queue
-WHERE a.id = ANY ($2) AND q.namespace = $1;
+    -- The client's id is the job: what is there already is not stored a second time.
+    FOR given IN
+        SELECT k.n, k.id FROM unnest(ids) WITH ORDINALITY AS k (id, n)
+        WHERE (SELECT bool_or((SELECT q.namespace = of_namespace FROM leasehold.queue q WHERE q.id = j.queue))
+               FROM leasehold.job j WHERE j.id = k.id)
+    LOOP
+        others := others || given.n::integer;
+        holders := holders || given.id;
+    END LOOP;
+    IF cardinality(ids) > 1 THEN
+        FOR given IN
+            SELECT k.n, k.id FROM (SELECT id, n, row_number() OVER (PARTITION BY id ORDER BY n) AS copy
+                                   FROM unnest(ids) WITH ORDINALITY AS g (id, n)) AS k
+            WHERE k.copy > 1
+        LOOP
+            CONTINUE WHEN given.n = ANY (others);
+            others := others || given.n::integer;
+            holders := holders || given.id;
+        END LOOP;
+    END IF;
+    -- Keys in their order, for others take them too.
+    IF unique_keys IS NOT NULL OR exclusive_keys IS NOT NULL AND of_session IS NOT NULL THEN
+    BEGIN
+        PERFORM leasehold.wait_briefly_1(of_session, patience);
+        keys := unique_keys;
+        FOR given IN
+            SELECT k.n, k.id, k.name, k.key, (k.o ->> 'unique_window')::bigint / 1000 AS span
+            FROM unnest(ids, queues, unique_keys, options) WITH ORDINALITY AS k (id, name, key, o, n)
+            WHERE k.key IS NOT NULL AND k.n <> ALL (others) ORDER BY k.name, k.key, k.n
+        LOOP
+            holder_ := leasehold.take_unique_1(numbers[array_position(names, given.name)], given.key, given.id, at + given.span, at);
+            IF holder_ <> given.id THEN
+                others := others || given.n::integer;
+                holders := holders || holder_;
+            END IF;
+        END LOOP;
+        keys := exclusive_keys;
+        FOR given IN
+            SELECT k.n, k.id, k.name, k.key FROM unnest(ids, queues, exclusive_keys, delays) WITH ORDINALITY AS k (id, name, key, delay, n)
+            WHERE k.key IS NOT NULL AND coalesce(k.delay, 0) < 1000 AND k.n <> ALL (others) AND of_session IS NOT NULL
+            ORDER BY k.name, k.key, k.n
+        LOOP
+            IF NOT leasehold.join_key_1(numbers[array_position(names, given.name)], given.key, given.id) THEN
+                parked := parked || given.n::integer;
+            END IF;
+        END LOOP;
+        PERFORM set_config('lock_timeout', patience, true) WHERE patience IS NOT NULL;
+    EXCEPTION WHEN lock_not_available THEN
+        PERFORM leasehold.in_hand_1(of_session, (
+            SELECT string_agg(k.n::text, ',') FROM unnest(queues, keys) WITH ORDINALITY AS k (name, key, n)
+            WHERE k.name = given.name AND k.key = given.key));
+    END;
+    END IF;
 
--- name: grants_between
-SELECT r.heads, g.leases, g.ended FROM leasehold.grants g
-JOIN leasehold.queues q ON q.id = g.queue
-JOIN leasehold.records r ON r.queue = g.queue AND r.id = g.id
-WHERE g.last_job >= $2 AND g.first_job <= $3 AND q.namespace = $1;
+    -- Who sleeps until the first scheduled job is due must hear of one that is due earlier.
+    IF delays IS NOT NULL THEN
+        FOR given IN
+            SELECT k.name, min(at + k.delay / 1000) AS due FROM unnest(queues, delays) WITH ORDINALITY AS k (name, delay, n)
+            WHERE k.delay >= 1000 AND k.n <> ALL (others) GROUP BY k.name
+        LOOP
+            number := numbers[array_position(names, given.name)];
+            due := leasehold.first_due_1(o) FROM leasehold.head_1(number) AS o;
+            IF due IS NULL OR given.due < due THEN
+                PERFORM leasehold.wake_1(of_namespace, number, given.name, 1, false);
+            END IF;
+            PERFORM leasehold.due_1(number, given.due, marks[array_position(names, given.name)]);
+        END LOOP;
+    END IF;
+    IF exclusive_keys IS NOT NULL AND of_session IS NULL THEN
+        PERFORM leasehold.due_1(k.number, at, k.mark) FROM unnest(numbers, marks) AS k (number, mark);
+    END IF;
 
--- name: queues_named
-SELECT id, name, paused, relaxed, last, floor FROM leasehold.queues
-WHERE namespace = $1 AND name = ANY ($2);
+    FOR made IN
+        WITH new AS (
+            INSERT INTO leasehold.job AS j (id, queue, version, seq, place, enqueued_at, run_at, max_expiries, weight, state,
+                                            line, kind, unique_key, exclusive_key, options, headers, payload)
+            SELECT n.id, n.queue, coalesce((n.o ->> 'version')::integer, 1), n.number, n.number, at,
+                   n.due,
+                   coalesce((n.o ->> 'max_expiries')::integer, rule.MAX_EXPIRIES),
+                   octet_length(n.payload) + CASE WHEN n.o ? 'headers' THEN leasehold.weight_of_headers_1(n.o -> 'headers') ELSE 0 END,
+                   CASE WHEN n.due > at OR (n.key IS NOT NULL AND of_session IS NULL) THEN state.SCHEDULED
+                        WHEN n.n = ANY (parked) THEN state.PARKED ELSE state.READY END,
+                   coalesce((n.o ->> 'priority')::smallint, rule.PRIORITY) * 2 + 1,
+                   n.kind, n.uniq, n.key,
+                   nullif(n.o - '{version,priority,max_expiries,headers}'::text[], '{}'), n.o -> 'headers', n.payload
+            FROM (SELECT k.*, numbers[array_position(names, k.name)] AS queue, at + coalesce(k.delay, 0) / 1000 AS due, nextval('leasehold.place') AS number
+                  FROM unnest(ids, queues, kinds, payloads, delays, unique_keys, exclusive_keys, options)
+                       WITH ORDINALITY AS k (id, name, kind, payload, delay, uniq, key, o, n)
+                  WHERE k.n <> ALL (others)) AS n
+            ON CONFLICT DO NOTHING
+            RETURNING j.queue, j.state
+        )
+        SELECT new.queue, count(*) AS jobs, count(*) FILTER (WHERE new.state = state.SCHEDULED) AS scheduled,
+               count(*) FILTER (WHERE new.state = state.PARKED) AS parked
+        FROM new GROUP BY new.queue ORDER BY new.queue
+    LOOP
+        stored := stored + made.jobs;
+        INSERT INTO leasehold.tally (queue, n, counts)
+        VALUES (made.queue, nextval('leasehold.place'),
+                ARRAY[made.scheduled, made.jobs - made.scheduled, made.parked, 0, 0, 0, 0, made.jobs]);
+        IF made.jobs > made.scheduled + made.parked THEN
+            PERFORM leasehold.wake_1(of_namespace, made.queue, names[array_position(numbers, made.queue)],
+                                     made.jobs - made.scheduled - made.parked, false);
+        END IF;
+    END LOOP;
+    IF stored + cardinality(others) <> cardinality(ids) THEN
+        RAISE EXCEPTION 'a copy of this call has stored its jobs meanwhile' USING ERRCODE = '40001';
+    END IF;
+    IF others = '{}' THEN
+        PERFORM leasehold.remember_1(of_session, of_lane, of_seq, VERB, at, NULL, first.prior);
+        RETURN;
+    END IF;
+    PERFORM leasehold.remember_1(of_session, of_lane, of_seq, VERB, at, (
+        SELECT jsonb_agg(jsonb_build_array(k.n, k.holder)) FROM unnest(others, holders) AS k (n, holder)), first.prior);
+    RETURN QUERY SELECT k.n, k.holder FROM unnest(others, holders) AS k (n, holder);
+END $$;
 
--- name: queues_of_ids
-SELECT id, name, paused, relaxed, last, floor FROM leasehold.queues
-WHERE namespace = $1 AND id = ANY ($2);
-
--- name: queue_new
-INSERT INTO leasehold.queues (namespace, name, floor) VALUES ($1, $2, $3)
-ON CONFLICT (namespace, name) DO NOTHING;
-
--- name: put_ready
--- The transaction has its number before it draws places: see seal in schema.sql.
-WITH own AS MATERIALIZED (SELECT pg_current_xact_id())
-INSERT INTO leasehold.ready (queue, line, place, id, weight, record)
-SELECT queue, line, CASE WHEN front THEN -1 ELSE 1 END * nextval('leasehold.places'), id, weight, record
-FROM own,
-     (SELECT * FROM unnest($1::integer[], $2::smallint[], $3::boolean[], $4::uuid[], $5::integer[], $6::bytea[])
-      WITH ORDINALITY AS job (queue, line, front, id, weight, record, nth) ORDER BY nth) AS jobs;
-
--- name: put_aside
-INSERT INTO leasehold.aside (seq, id, queue, state, at, key, keep_until, record)
-SELECT nextval('leasehold.places'), id, queue, state, at, key, keep_until, record
-FROM (SELECT * FROM unnest($1::uuid[], $2::integer[], $3::smallint[], $4::bigint[], $5::bytea[], $6::bigint[],
-                           $7::bytea[])
-      WITH ORDINALITY AS job (id, queue, state, at, key, keep_until, record, nth) ORDER BY nth) AS jobs;
-
--- name: tally
-INSERT INTO leasehold.tallies (queue, tally)
-SELECT queue, ($2::bigint[])[(nth - 1) * 24 + 1 : nth * 24]
-FROM unnest($1::integer[]) WITH ORDINALITY AS k (queue, nth);
-
--- name: fold
-WITH few AS (
-    SELECT ctid FROM leasehold.tallies WHERE queue = $1 FOR UPDATE SKIP LOCKED
-), gone AS (
-    DELETE FROM leasehold.tallies WHERE ctid = ANY (ARRAY (SELECT ctid FROM few)) RETURNING tally
-)
-INSERT INTO leasehold.tallies (queue, tally)
-SELECT $1, array_agg(total ORDER BY nth)
-FROM (SELECT nth, sum(n)::bigint AS total
-      FROM gone, unnest(tally) WITH ORDINALITY AS one (n, nth) GROUP BY nth) AS sums
-HAVING count(*) > 0;
-
--- name: ring
-SELECT pg_notify($1, bell) FROM unnest($2::text[]) AS b (bell);
-
--- name: ring_if_first
-SELECT pg_notify($1, bell) FROM unnest($2::text[], $3::integer[], $4::bigint[]) AS b (bell, queue, at)
-WHERE NOT EXISTS (SELECT FROM leasehold.aside a WHERE a.queue = b.queue AND a.state = 0 AND a.at <= b.at);
-
--- name: first_due
-SELECT at FROM leasehold.aside WHERE queue = $1 AND state = 0 ORDER BY at, seq LIMIT 1;
-
--- name: unique_past_of
-DELETE FROM leasehold.uniques u USING unnest($1::integer[], $2::bytea[]) AS k (queue, key)
-WHERE u.queue = k.queue AND u.key = k.key AND u.until <= $3;
-
--- name: unique_take
-INSERT INTO leasehold.uniques (queue, key, job, until)
-SELECT DISTINCT ON (queue, key) queue, key, job, until
-FROM unnest($1::integer[], $2::bytea[], $3::uuid[], $4::bigint[])
-     WITH ORDINALITY AS k (queue, key, job, until, nth)
-ORDER BY queue, key, nth
-ON CONFLICT (queue, key) DO NOTHING;
-
--- name: unique_holders
-SELECT u.queue, u.key, u.job FROM leasehold.uniques u
-JOIN (SELECT DISTINCT queue, key FROM unnest($1::integer[], $2::bytea[]) AS given (queue, key)) AS k
-  ON u.queue = k.queue AND u.key = k.key;
-
--- name: unique_again
-UPDATE leasehold.uniques SET until = $4 WHERE queue = $1 AND key = $2 AND job = $3;
-
--- name: unique_free
-DELETE FROM leasehold.uniques u USING unnest($1::integer[], $2::bytea[], $3::uuid[]) AS k (queue, key, job)
-WHERE u.queue = k.queue AND u.key = k.key AND u.job = k.job AND u.until IS NULL;
-
--- name: exclusive_join
-INSERT INTO leasehold.exclusive (queue, key, head)
-SELECT DISTINCT ON (queue, key) queue, key, head
-FROM unnest($1::integer[], $2::bytea[], $3::uuid[]) WITH ORDINALITY AS k (queue, key, head, nth)
-ORDER BY queue, key, nth
-ON CONFLICT (queue, key) DO NOTHING;
-
--- name: exclusive_heads
-SELECT e.queue, e.key, e.head FROM leasehold.exclusive e
-WHERE (e.queue, e.key) IN (SELECT queue, key FROM unnest($1::integer[], $2::bytea[]) AS k (queue, key))
-ORDER BY e.queue, e.key FOR UPDATE;
-
--- name: exclusive_set
-UPDATE leasehold.exclusive e SET head = k.head
-FROM unnest($1::integer[], $2::bytea[], $3::uuid[]) AS k (queue, key, head)
-WHERE e.queue = k.queue AND e.key = k.key;
-
--- name: exclusive_free
-DELETE FROM leasehold.exclusive e USING unnest($1::integer[], $2::bytea[]) AS k (queue, key)
-WHERE e.queue = k.queue AND e.key = k.key;
-
--- name: take_next_parked
-DELETE FROM leasehold.aside WHERE seq = ANY (ARRAY (
-    SELECT (SELECT a.seq FROM leasehold.aside a
-            WHERE a.queue = k.queue AND a.key = k.key AND a.state = 1 ORDER BY a.seq LIMIT 1)
-    FROM unnest($1::integer[], $2::bytea[]) AS k (queue, key)))
-RETURNING queue, key, id, record;
-
--- name: take_aside
-DELETE FROM leasehold.aside WHERE seq = ANY ($1) RETURNING seq;
+-- name: enqueue
+SELECT nth, holder FROM leasehold.enqueue_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14);

@@ -1,26 +1,28 @@
 //! The store beside the user's data: many machines, one transaction with what a job changes.
 //!
-//! Every call is one short transaction, on any connection of a pool: one statement if it is [`plain`],
-//! else a few round trips ([`tx`]). The verbs are files: `claim.rs` holds the logic and `claim.sql` the statements. Nothing is kept in a
-//! session of the server, so that a pooler in transaction mode may stand between.
+//! Every call is one statement, on any connection of a pool: a function of the schema, which
+//! anybody can call. The verbs are files: `claim.sql` holds the function and `claim.rs` its caller.
+//! Nothing is kept in a session of the server, so that a pooler in transaction mode may stand
+//! between.
 //!
-//! **Locks.** A claim holds the row of its queue, which also issues the tokens; claims of other queues
-//! do not meet it. Enqueue, renew and settle do not need that row: they hold the rows of their jobs,
-//! grants and keys, in one order. Counts are appended ([`tally`]). Where lines start is kept beside
-//! ([`seal`]).
+//! **Locks.** A claim holds the row of its queue; claims of other queues do not meet it. Enqueue,
+//! renew and settle do not need that row: they hold the rows of their jobs, grants and keys. Counts
+//! are appended (`tally.rs`). Where lines start, and why no open transaction of others matters, is
+//! in `place.sql`.
 //!
-//! **Tokens** stay monotonic when the server is replaced by a lagging standby or by an old backup: such
-//! a server has an old `last`, but its clock has moved on, and a token is never below the clock. The
-//! old server gave none more than 20 ms above *its* clock, so that a replacement that took longer than
-//! that, on a clock that is not behind by more, starts above all of them. A queue whose row is missing
-//! altogether is made with a floor 20 ms above the clock.
+//! **Tokens** stay monotonic when the server is replaced by a lagging standby or by an old backup:
+//! such a server has an old `last`, but its clock has moved on, and a token is never below the
+//! clock. The old server gave none more than 20 ms above *its* clock, so that a replacement that
+//! took longer than that, on a clock that is not behind by more, starts above all of them. A queue
+//! whose row is missing altogether is made with a floor 20 ms above the clock.
 //!
-//! **Durability** is the server's: with `synchronous_commit` on, an answered call survives its crash.
+//! **Durability** is the server's: with `synchronous_commit` on, an answered call survives its
+//! crash.
 
 use std::any::Any;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -33,15 +35,15 @@ use uuid::Uuid;
 
 use self::dial::{Dial, Trust};
 use self::fault::{Done, Fault, explain};
-use self::listen::{Ear, Listener};
-use self::plain::Luck;
-use self::sql::Statements;
-use self::tx::{Bell, Tx, args};
+use self::listen::{Listener, Look};
+use self::nothing::Nothing;
+use self::text::Statements;
+use self::tx::{Named, Tx};
 use super::wake::Wakers;
 use super::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
-    EnqueueRequest, Enqueued, Expiry, PruneRequest, ReapRequest, Renewal, SessionId, SettleRequest,
-    Store, bounded,
+    EnqueueRequest, Enqueued, Expiry, PruneRequest, ReapRequest, Renewal, RequestId, SessionId,
+    SettleRequest, Store, bounded,
 };
 use crate::clock::{Clock, monotonic};
 use crate::error::{Error, ErrorKind, Result, Verb};
@@ -62,30 +64,36 @@ mod dial;
 pub(crate) mod doctor;
 mod enqueue;
 mod fault;
-mod grant;
 mod inspect;
 mod listen;
 mod migrate;
-mod place;
-mod plain;
+mod nothing;
 mod prune;
 mod reap;
+mod record;
+mod remove;
 mod renew;
-mod seal;
 mod session;
 mod settle;
-mod sql;
 mod tally;
+mod text;
 mod tx;
 mod url;
 mod within;
 
 /// How often a call is done again that the server rolled back for the sake of another.
 const TRIES: u32 = 12;
-/// After so many of 256 calls the counts are added up.
-const FOLDS_OF_256: u8 = 8;
 /// A lost wake-up costs at most this.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long a process with nothing to do goes without a claim: each writes its answer. Eight that
+/// sleep so long write once in four seconds.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// The first look after one that met somebody who was putting jobs there: doubles up to the other.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// Of a call where the role has another default. A transaction that others wait for ends soon,
+/// whatever happens to this process.
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
+    SET LOCAL idle_in_transaction_session_timeout = '10s'";
 /// How long a server may take to let somebody in. One that is frozen takes for ever.
 const CONNECT_LIMIT: Duration = Duration::from_secs(8);
 /// Connections of the handle that only renews.
@@ -98,7 +106,7 @@ pub struct PostgresOptions {
     schema: String,
     connections: usize,
     patience: Duration,
-    migrates: bool,
+    migrates: Migrates,
     trust: Trust,
     clock: Option<Arc<dyn Clock>>,
     when_behind: WhenBehind,
@@ -112,7 +120,7 @@ impl PostgresOptions {
             schema: "leasehold".into(),
             connections: 8,
             patience: Duration::from_secs(5),
-            migrates: true,
+            migrates: Migrates::OnFirstWrite,
             trust: Trust::Anybody,
             clock: None,
             when_behind: WhenBehind::GoOn,
@@ -166,15 +174,27 @@ impl PostgresOptions {
         self
     }
 
-    /// Leaves the schema alone when the store is opened; somebody else runs the migrations.
+    /// Makes the tables, or brings them up to date, when the store is opened. In a URL:
+    /// `migrate=true`.
+    ///
+    /// Unless set, opening changes nothing: the first call that writes makes the tables if there
+    /// are none, and tables of an earlier version are refused.
     #[must_use]
-    pub fn without_migrations(mut self) -> Self {
-        self.migrates = false;
+    pub fn migrate(mut self) -> Self {
+        self.migrates = Migrates::OnOpen;
         self
     }
 
-    /// The file of the authority (PEM) that must vouch for the server's certificate and for its name,
-    /// whenever the connection is encrypted. Set `ssl_mode` to `Require` so that it is.
+    /// Never makes or changes tables: somebody else runs the migrations, and without them the store
+    /// does not open. In a URL: `migrate=false`.
+    #[must_use]
+    pub fn without_migrations(mut self) -> Self {
+        self.migrates = Migrates::Never;
+        self
+    }
+
+    /// The file of the authority (PEM) that must vouch for the server's certificate and for its
+    /// name, whenever the connection is encrypted. Set `ssl_mode` to `Require` so that it is.
     #[must_use]
     pub fn root_certificate(mut self, file: impl Into<PathBuf>) -> Self {
         self.trust = Trust::File(file.into());
@@ -187,6 +207,15 @@ impl PostgresOptions {
         self.clock = Some(Arc::new(clock));
         self
     }
+}
+
+/// When tables are made or changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Migrates {
+    /// If there are none.
+    OnFirstWrite,
+    OnOpen,
+    Never,
 }
 
 impl Default for PostgresOptions {
@@ -209,40 +238,35 @@ struct Shared {
     pool: Pool,
     wakers: Arc<Wakers>,
     listener: Arc<Listener>,
+    nothing: Nothing,
 }
 
-/// What every step of a store knows.
+/// What every call of a store knows.
 struct Base {
     sql: Statements,
     namespace: String,
-    ear: Ear,
-    begin: String,
+    /// How long a call waits for a lock, in milliseconds.
+    patience: String,
     clock: Option<Arc<dyn Clock>>,
     when_behind: WhenBehind,
     /// The highest token that this process was given, of any queue.
     seen: Arc<AtomicU64>,
     /// Which database this is; known once the store is open.
     whose: OnceLock<Uuid>,
-    /// Whether claims, and settlements, have been plain of late.
-    claims: Luck,
-    settlements: Luck,
-    /// Somebody moves up the starts of lines.
-    sealing: AtomicBool,
+    /// The role's transactions have a stricter isolation than ours need: each call begins its own.
+    is_strict: AtomicBool,
 }
 
 impl Base {
     fn by_hand(&self) -> Option<i64> {
         self.clock.as_ref().map(|clock| tx::time(clock.now()))
     }
-
-    fn bell(&self, queue: &QueueName, suspect: bool, jobs: usize) -> String {
-        listen::bell(&self.ear, queue, suspect, jobs)
-    }
 }
 
 impl PostgresStore {
-    /// Opens a database by its URL, with the settings `namespace`, `schema`, `connections` and `clock`
-    /// of ours among those of the server: `postgres://app@db.example/app?namespace=billing`. With
+    /// Opens a database by its URL, with the settings `namespace`, `schema`, `connections` and
+    /// `clock` of ours among those of the server:
+    /// `postgres://app@db.example/app?namespace=billing`. With
     /// `sslmode=require` it is encrypted or fails, with `sslmode=verify-full` the server must also
     /// prove who it is, by the authorities in `sslrootcert` or else the system's.
     ///
@@ -253,7 +277,8 @@ impl PostgresStore {
         Self::with(config, options).await
     }
 
-    /// Opens a database, and brings the schema up to date.
+    /// Opens a database, and changes nothing in it unless the options say so. If there are no
+    /// tables yet, the first call that writes makes them, and until then there is nothing to see.
     ///
     /// # Errors
     /// `Unavailable`, `Unsupported`, `TooNew`, `ReadOnly`: each says what to do.
@@ -279,22 +304,13 @@ impl PostgresStore {
             dial,
             Arc::default(),
             Arc::default(),
-            fastrand::u64(..),
             Arc::default(),
         )?;
-        let open = store.connection().await?;
-        let schema = &store.shared.options.schema;
-        if store.shared.options.migrates {
-            migrate::migrate(open.client()?, schema).await?;
-        } else if !migrate::is_current(open.client()?, schema).await? {
-            let why = "the schema is not there or older than this program; run the migrations";
-            return Err(Fault::Broken(Error::new(ErrorKind::Unsupported, why)));
+        if store.shared.options.migrates == Migrates::OnOpen {
+            store.make_tables().await?;
+        } else if !store.has_tables().await? && store.shared.options.migrates == Migrates::Never {
+            return Err(migrate::nothing(&store.shared.options.schema));
         }
-        let whose = Tx::new(open.client()?, &store.shared.base, false)
-            .whose()
-            .await?;
-        let _ = store.shared.base.whose.set(whose);
-        open.done();
         Ok(store)
     }
 
@@ -304,7 +320,6 @@ impl PostgresStore {
         dial: Dial,
         wakers: Arc<Wakers>,
         listener: Arc<Listener>,
-        from: u64,
         seen: Arc<AtomicU64>,
     ) -> Done<Self> {
         let recycling_method = RecyclingMethod::Fast;
@@ -323,28 +338,15 @@ impl PostgresStore {
                 let why = "the pool of connections cannot be made";
                 Fault::Broken(Error::new(ErrorKind::Unexpected, why).caused_by(error))
             })?;
-        let patience = options.patience.as_millis();
         let base = Base {
             sql: Statements::new(&options.schema),
             namespace: options.namespace.as_str().to_owned(),
-            ear: Ear {
-                channel: format!("leasehold_{}", options.schema),
-                namespace: options.namespace.as_str().to_owned(),
-                from,
-            },
-            // A transaction that others wait for ends soon, whatever happens to this process.
-            begin: format!(
-                "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = {patience}; \
-                 SET LOCAL statement_timeout = '30s'; \
-                 SET LOCAL idle_in_transaction_session_timeout = '10s'"
-            ),
+            patience: options.patience.as_millis().to_string(),
             clock: options.clock.clone(),
             when_behind: options.when_behind,
             seen,
             whose: OnceLock::new(),
-            claims: Luck::default(),
-            settlements: Luck::default(),
-            sealing: AtomicBool::new(false),
+            is_strict: AtomicBool::new(false),
         };
         let shared = Shared {
             config,
@@ -354,10 +356,53 @@ impl PostgresStore {
             pool,
             wakers,
             listener,
+            nothing: Nothing::default(),
         };
         Ok(Self {
             shared: Arc::new(shared),
         })
+    }
+
+    /// Whether the tables are there. Changes nothing.
+    ///
+    /// # Errors
+    /// `Unsupported` or `TooNew` if they are of a version that this program cannot work with.
+    pub async fn is_there(&self) -> Result<bool> {
+        let found = self.has_tables().await;
+        found.map_err(|fault| at(Verb::Inspect, fault.into_error()))
+    }
+
+    async fn has_tables(&self) -> Done<bool> {
+        let base = &self.shared.base;
+        if base.whose.get().is_some() {
+            return Ok(true);
+        }
+        let open = self.connection().await?;
+        let is_there = migrate::is_ready(open.client()?, &self.shared.options.schema).await?;
+        if is_there {
+            let whose = Tx::new(open.client()?, base).whose().await?;
+            let _ = base.whose.set(whose);
+        }
+        open.done();
+        Ok(is_there)
+    }
+
+    /// Before the first call that writes.
+    async fn ready(&self) -> Done<()> {
+        if self.has_tables().await? {
+            return Ok(());
+        }
+        if self.shared.options.migrates == Migrates::Never {
+            return Err(migrate::nothing(&self.shared.options.schema));
+        }
+        self.make_tables().await
+    }
+
+    async fn make_tables(&self) -> Done<()> {
+        let open = self.connection().await?;
+        migrate::migrate(open.client()?, &self.shared.options.schema).await?;
+        open.done();
+        self.has_tables().await.map(drop)
     }
 
     /// The statements that make the tables in a schema, for those who run their migrations by hand.
@@ -367,6 +412,17 @@ impl PostgresStore {
     pub fn migrations(schema: &str) -> Result<String> {
         let options = PostgresOptions::new().schema(schema)?;
         Ok(migrate::text(&options.schema))
+    }
+
+    /// The statements that make the roles `leasehold_producer`, `leasehold_worker`,
+    /// `leasehold_reader` and
+    /// `leasehold_operator`, each with the rights that it needs in a schema and no others.
+    ///
+    /// # Errors
+    /// As [`PostgresOptions::schema`].
+    pub fn roles(schema: &str) -> Result<String> {
+        let options = PostgresOptions::new().schema(schema)?;
+        Ok(migrate::roles(&options.schema))
     }
 
     async fn connection(&self) -> Done<Open> {
@@ -388,44 +444,14 @@ impl PostgresStore {
         }
     }
 
-    fn ring(&self, bells: Vec<Bell>) {
-        for (queue, suspect, jobs) in bells {
-            self.shared.wakers.wake(&queue, suspect, jobs);
-        }
-    }
-
-    /// Now and then adds up the counts of queues, so that their rows stay few. That is a transaction of
-    /// its own: the call it follows is done, whatever becomes of it.
-    async fn fold(&self, queues: &[impl AsRef<str>]) {
-        if fastrand::u8(..) >= FOLDS_OF_256 {
-            return;
-        }
-        let names: Vec<&str> = queues.iter().map(AsRef::as_ref).collect();
-        let Ok(open) = self.connection().await else {
-            return;
-        };
-        let folded = async {
-            let tx = Tx::new(open.client()?, &self.shared.base, false);
-            for queue in tx.named(&names).await? {
-                let id: i32 = queue.try_get(0)?;
-                tx.run("fold", args![id => INT4]).await?;
-            }
-            Ok::<_, Fault>(())
-        };
-        if folded.await.is_ok() {
-            open.done();
-        }
-    }
-
     /// Looks for work in a task of its own: a sleeper that nobody polls must not keep a connection.
-    async fn look(&self, queues: &[QueueName], suspects: bool) -> Result<(bool, Option<i64>)> {
+    async fn look(&self, queues: &[QueueName], suspects: bool) -> Result<Look> {
         let (store, queues) = (self.clone(), queues.to_vec());
         let look = async move {
             let open = store.connection().await?;
-            let found = {
-                let tx = Tx::new(open.client()?, &store.shared.base, false);
-                tx.look(&queues, suspects).await?
-            };
+            let found = Tx::new(open.client()?, &store.shared.base)
+                .look(&queues, suspects)
+                .await?;
             open.done();
             Ok::<_, Fault>(found)
         };
@@ -436,6 +462,20 @@ impl PostgresStore {
             ))
         });
         looked.map_err(|fault| at(Verb::Wait, fault.into_error()))
+    }
+
+    fn admit(&self, verb: Verb, request: RequestId) -> Result<()> {
+        let admitted = self.shared.nothing.admit(request);
+        admitted.map_err(|error| at(verb, error))
+    }
+
+    /// Where nobody listens, those who sleep in this process are told by hand.
+    fn wake<'q>(&self, queues: impl IntoIterator<Item = &'q QueueName>) {
+        if !self.shared.listener.is_up() {
+            for queue in queues {
+                self.shared.wakers.wake(queue, false, 1);
+            }
+        }
     }
 }
 
@@ -498,60 +538,51 @@ impl fmt::Debug for PostgresStore {
     }
 }
 
-/// Runs a step in a transaction of its own; again if the server rolled it back for another's sake.
-macro_rules! step {
+/// Calls a function, as a transaction of its own; again if the server rolled it back for another's
+/// sake.
+macro_rules! call {
     ($store:expr, $verb:expr, $tx:ident => $body:expr) => {{
         let mut tries = 0;
         loop {
             let done = async {
                 let open = $store.connection().await?;
-                let done = {
-                    let mut $tx = Tx::new(open.client()?, &$store.shared.base, false);
-                    match $body.await {
-                        Ok(answer) => {
-                            let bells = $tx.commit().await;
-                            bells.map(|bells| (answer, bells, $tx.tallied()))
-                        }
-                        Err(fault) => Err(fault),
+                let base = &$store.shared.base;
+                let is_strict = base.is_strict.load(Ordering::Relaxed);
+                let done = async {
+                    let db = open.client()?;
+                    if is_strict {
+                        db.batch_execute(BEGIN).await?;
                     }
-                };
-                if done.is_ok() {
-                    open.done();
-                } else {
+                    let $tx = Tx::new(db, base);
+                    let answer = $body.await?;
+                    if is_strict {
+                        db.batch_execute("COMMIT").await?;
+                    }
+                    Ok(answer)
+                }
+                .await;
+                // A statement that failed leaves nothing open.
+                if is_strict && done.is_err() {
                     open.undo().await;
+                } else {
+                    open.done();
                 }
                 done
             }
             .await;
             match done {
-                Ok((answer, bells, tallied)) => {
-                    $store.ring(bells);
-                    $store.fold(&tallied).await;
-                    break Ok(answer);
+                Err(Fault::Strict) if tries < TRIES => {
+                    tries += 1;
+                    $store.shared.base.is_strict.store(true, Ordering::Relaxed);
                 }
-                Err(Fault::Again(_)) if tries < TRIES => nap(&mut tries).await,
-                Err(fault) => break Err(at($verb, fault.into_error())),
+                Err(Fault::Again(_)) if tries < TRIES => pause(&mut tries).await,
+                done => break done.map_err(|fault| at($verb, fault.into_error())),
             }
         }
     }};
 }
 
-/// Answers a call that is plain; again if the server rolled it back for another's sake.
-macro_rules! plain {
-    ($verb:expr, $call:expr) => {{
-        let mut tries = 0;
-        loop {
-            match $call.await {
-                Ok(Some(answer)) => return Ok(answer),
-                Ok(None) => break,
-                Err(Fault::Again(_)) if tries < TRIES => nap(&mut tries).await,
-                Err(fault) => return Err(at($verb, fault.into_error())),
-            }
-        }
-    }};
-}
-
-async fn nap(tries: &mut u32) {
+async fn pause(tries: &mut u32) {
     *tries += 1;
     let most = 2_u64 << (*tries).min(7);
     tokio::time::sleep(Duration::from_millis(fastrand::u64(0..most))).await;
@@ -580,7 +611,6 @@ impl Store for PostgresStore {
             shared.dial.clone(),
             Arc::clone(&shared.wakers),
             Arc::clone(&shared.listener),
-            shared.base.ear.from,
             Arc::clone(&shared.base.seen),
         );
         let store = store.map_err(|fault| at(Verb::Open, fault.into_error()))?;
@@ -588,92 +618,139 @@ impl Store for PostgresStore {
     }
 
     async fn open_session(&self) -> Result<SessionId> {
-        step!(self, Verb::Open, tx => tx.open_session())
+        let ready = self.ready().await;
+        ready.map_err(|fault| at(Verb::Open, fault.into_error()))?;
+        call!(self, Verb::Open, tx => tx.open_session())
     }
 
     async fn enqueue(&self, request: EnqueueRequest) -> Result<Vec<Enqueued>> {
         request.validate().map_err(|e| at(Verb::Enqueue, e))?;
-        plain!(Verb::Enqueue, self.enqueue_plain(&request));
-        step!(self, Verb::Enqueue, tx => tx.enqueue(&request))
+        self.admit(Verb::Enqueue, request.request)?;
+        let named = Named::from(request.request);
+        let done = call!(self, Verb::Enqueue, tx => tx.enqueue(named, &request.jobs))?;
+        self.wake(request.jobs.iter().map(|(_, job)| &job.queue));
+        Ok(done)
     }
 
     async fn claim(&self, request: ClaimRequest) -> Result<Claimed> {
         request.validate().map_err(|e| at(Verb::Claim, e))?;
-        plain!(Verb::Claim, self.claim_plain(&request));
-        let claimed = step!(self, Verb::Claim, tx => tx.claim(&request));
-        if let Ok(claimed) = &claimed {
-            self.seal(&request, claimed);
+        self.admit(Verb::Claim, request.request)?;
+        let queues = request.queues.iter().map(|wanted| &wanted.queue);
+        let (claimed, is_full) = call!(self, Verb::Claim, tx => tx.claim(&request))?;
+        if is_full {
+            self.shared.listener.is_full(queues);
         }
-        claimed
+        self.wake(claimed.expired.iter().map(|expiry| &expiry.queue));
+        Ok(claimed)
     }
 
     async fn renew(&self, beats: Vec<Beat>) -> Result<Vec<Renewal>> {
         Beat::validate_all(&beats).map_err(|e| at(Verb::Renew, e))?;
-        plain!(Verb::Renew, self.renew_plain(&beats));
-        step!(self, Verb::Renew, tx => tx.renew(&beats))
+        let done = call!(self, Verb::Renew, tx => tx.renew(&beats))?;
+        let lapsed = beats.iter().filter(|beat| !beat.lapse.is_empty());
+        self.wake(lapsed.map(|beat| &beat.queue));
+        Ok(done)
     }
 
     async fn settle(&self, request: SettleRequest) -> Result<Vec<Verdict>> {
         request.validate().map_err(|e| at(Verb::Settle, e))?;
-        plain!(Verb::Settle, self.settle_plain(&request));
-        step!(self, Verb::Settle, tx => tx.settle(&request))
+        self.admit(Verb::Settle, request.request)?;
+        let (named, settlements) = (Named::from(request.request), &request.settlements);
+        let done = call!(self, Verb::Settle, tx => tx.settle(named, settlements))?;
+        self.wake(settlements.iter().map(|one| &one.receipt.queue));
+        Ok(done)
     }
 
     async fn checkpoint(&self, request: CheckpointRequest) -> Result<Vec<Checkpointed>> {
         request.validate().map_err(|e| at(Verb::Checkpoint, e))?;
-        step!(self, Verb::Checkpoint, tx => tx.checkpoint(&request))
+        self.admit(Verb::Checkpoint, request.request)?;
+        let (named, states) = (Named::from(request.request), &request.checkpoints);
+        call!(self, Verb::Checkpoint, tx => tx.checkpoint(named, states))
     }
 
-    async fn reap(&self, request: ReapRequest) -> Result<Vec<Expiry>> {
+    async fn reap(&self, mut request: ReapRequest) -> Result<Vec<Expiry>> {
         bounded("max", request.max, limits::STEP_JOBS).map_err(|e| at(Verb::Reap, e))?;
-        step!(self, Verb::Reap, tx => tx.reap(&request))
+        self.admit(Verb::Reap, request.request)?;
+        let nothing = &self.shared.nothing;
+        request.max = nothing.most(request.request, request.max);
+        let expired = call!(self, Verb::Reap, tx => tx.reap(&request))?;
+        if expired.is_empty() {
+            nothing.note(request.request);
+        }
+        self.wake(expired.iter().map(|expiry| &expiry.queue));
+        Ok(expired)
     }
 
     async fn control(&self, request: ControlRequest) -> Result<Controlled> {
         request.validate().map_err(|e| at(Verb::Control, e))?;
-        step!(self, Verb::Control, tx => tx.control(&request))
+        self.admit(Verb::Control, request.request)?;
+        let done = call!(self, Verb::Control, tx => tx.control(&request));
+        if !self.shared.listener.is_up() {
+            self.shared.wakers.wake_all();
+        }
+        done
     }
 
     async fn inspect(&self, query: Query) -> Result<View> {
-        step!(self, Verb::Inspect, tx => tx.inspect(&query))
+        if !self.is_there().await? {
+            return Ok(inspect::nothing(&query));
+        }
+        call!(self, Verb::Inspect, tx => tx.inspect(&query))
     }
 
     async fn wait(&self, queues: &[QueueName], suspects: bool, limit: Duration) -> Result<()> {
         let shared = &self.shared;
-        // The bell is hung up before the look, so that no job slips in between.
-        let mut bell = shared.wakers.sleep(queues, suspects);
-        let mut came_up = shared.listener.subscribe();
-        shared.listener.start(
-            &shared.config,
-            &shared.dial,
-            &shared.base.ear,
-            &shared.wakers,
-        );
+        // Asleep before the look, so that no job slips in between.
+        let mut woken = shared.wakers.sleep(queues, suspects);
         let until = monotonic() + limit;
-        let mut first_due = None;
+        let mut came_up = shared.listener.subscribe();
+        shared.listener.start(shared);
+        shared.listener.has_room(queues).await;
+        let mut first = None;
+        let mut again = LOOK_AGAIN;
         loop {
-            let (work, due) = self.look(queues, suspects).await?;
-            let known = *first_due.get_or_insert(due);
-            let earlier = due.is_some_and(|due| known.is_none_or(|known| due < known));
-            if work || earlier || monotonic() >= until {
+            let look = self.look(queues, suspects).await?;
+            // A lease that had ended before this began, and is still there, is in somebody's hand.
+            let is_over = look.ends.is_some_and(|ends| ends <= 0);
+            let (known, was_over) = *first.get_or_insert((look.due, is_over));
+            let earlier = look
+                .due
+                .is_some_and(|due| known.is_none_or(|known| due < known));
+            let ended = is_over && !was_over;
+            if look.is_work || earlier || ended || monotonic() >= until {
                 return Ok(());
             }
-            let next = until.min(monotonic() + LOOK_EVERY);
+            // Whoever is putting jobs there may have looked for sleepers before there was this one.
+            let next = if look.is_busy { again } else { LOOK_EVERY };
+            again = (again * 2).min(LOOK_EVERY);
+            let ends = look.ends.filter(|ends| *ends > 0);
+            let ends = ends.map(|ends| Duration::from_micros(ends.cast_unsigned()));
+            let next = ends.map_or(next, |ends| next.min(ends));
             tokio::select! {
-                _ = &mut bell => return Ok(()),
+                _ = &mut woken => return Ok(()),
                 _ = came_up.changed() => {}
-                () = tokio::time::sleep_until(next) => {}
+                () = tokio::time::sleep_until(until.min(monotonic() + next)) => {}
             }
         }
     }
 
-    async fn prune(&self, request: PruneRequest) -> Result<u64> {
+    fn longest_wait(&self) -> Duration {
+        LONGEST_WAIT
+    }
+
+    async fn prune(&self, mut request: PruneRequest) -> Result<u64> {
         bounded("max", request.max, limits::CALL_ITEMS).map_err(|e| at(Verb::Prune, e))?;
+        self.admit(Verb::Prune, request.request)?;
         let keys = request.keys();
-        let (pruned, mut more) = step!(self, Verb::Prune, tx => tx.prune(&request))?;
-        // In transactions of their own, so that nobody waits long for a key. What one of them leaves
-        // behind, the next prune finds.
-        while more && let Ok(left) = step!(self, Verb::Prune, tx => tx.prune_keys(&keys)) {
+        let nothing = &self.shared.nothing;
+        request.max = nothing.most(request.request, request.max);
+        let (pruned, mut more) = call!(self, Verb::Prune, tx => tx.prune(&request))?;
+        if pruned == 0 {
+            nothing.note(request.request);
+        }
+        // In transactions of their own, so that nobody waits long for a key. What one of them
+        // leaves behind, the next prune finds.
+        while more && let Ok(left) = call!(self, Verb::Prune, tx => tx.prune_keys(&keys)) {
             more = left;
         }
         Ok(pruned)

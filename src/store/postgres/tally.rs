@@ -1,10 +1,10 @@
 //! What a call adds to the counts and the ledger of a queue.
 //!
 //! A tally is an array of numbers, one for each column; `tallies` holds one row for each call until
-//! they are folded. A row may end before the last columns: it adds nothing to them. The sum of the rows is what the queue counts.
+//! they are folded. A row may end before the last columns: it adds nothing to them. The sum of the
+//! rows is what the queue counts.
 
 use crate::inspect::{Counts, Ledger};
-use crate::lease::{Cause, LeaseEnd};
 
 pub(super) const COLUMNS: usize = 24;
 
@@ -38,48 +38,40 @@ pub(super) enum Count {
 }
 
 impl Count {
-    /// The count of the jobs that are aside in a state.
-    pub(super) fn aside(state: i64) -> Self {
-        match state {
-            0 => Self::Scheduled,
-            3 => Self::Completed,
-            4 => Self::Dead,
-            5 => Self::Cancelled,
-            _ => Self::Ready,
-        }
-    }
-
-    pub(super) fn end(end: LeaseEnd) -> Self {
-        match end {
-            LeaseEnd::Completed => Self::LeaseCompleted,
-            LeaseEnd::Retried => Self::Retried,
-            LeaseEnd::Surrendered => Self::Surrendered,
-            LeaseEnd::Buried => Self::Buried,
-            LeaseEnd::Cancelled => Self::LeaseCancelled,
-            LeaseEnd::Expired(Cause::Deadline) => Self::ExpiredDeadline,
-            LeaseEnd::Expired(Cause::Stalled) => Self::ExpiredStalled,
-            LeaseEnd::Expired(Cause::Lifetime) => Self::ExpiredLifetime,
-            LeaseEnd::Revoked => Self::Revoked,
-        }
-    }
+    /// As the functions call them: `count.READY`.
+    pub(super) const NAMES: [(&'static str, Self); COLUMNS] = [
+        ("SCHEDULED", Self::Scheduled),
+        ("READY", Self::Ready),
+        ("PARKED", Self::Parked),
+        ("LEASED", Self::Leased),
+        ("COMPLETED", Self::Completed),
+        ("DEAD", Self::Dead),
+        ("CANCELLED", Self::Cancelled),
+        ("ENQUEUED", Self::Enqueued),
+        ("GRANTED", Self::Granted),
+        ("LEASE_COMPLETED", Self::LeaseCompleted),
+        ("RETRIED", Self::Retried),
+        ("SURRENDERED", Self::Surrendered),
+        ("BURIED", Self::Buried),
+        ("LEASE_CANCELLED", Self::LeaseCancelled),
+        ("EXPIRED_DEADLINE", Self::ExpiredDeadline),
+        ("EXPIRED_STALLED", Self::ExpiredStalled),
+        ("EXPIRED_LIFETIME", Self::ExpiredLifetime),
+        ("REVOKED", Self::Revoked),
+        ("LIVE", Self::Live),
+        ("LATE", Self::Late),
+        ("FENCED", Self::Fenced),
+        ("PRUNED", Self::Pruned),
+        ("PURGED", Self::Purged),
+        ("DEAD_BY_EXPIRY", Self::DeadByExpiry),
+    ];
 }
 
-#[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub(super) struct Tally([i64; COLUMNS]);
+/// Sums of counts.
+#[derive(Debug)]
+pub(super) struct Tally;
 
 impl Tally {
-    pub(super) fn add(&mut self, count: Count, n: i64) {
-        self.0[count as usize] += n;
-    }
-
-    pub(super) fn is_nothing(&self) -> bool {
-        self.0.iter().all(|n| *n == 0)
-    }
-
-    pub(super) fn columns(&self) -> &[i64] {
-        &self.0
-    }
-
     /// A sum as it was read.
     pub(super) fn read(columns: &[i64]) -> (Counts, Ledger) {
         let of = |count: Count| columns.get(count as usize).map_or(0, |n| *n as u64);

@@ -1,5 +1,5 @@
-//! A URL's settings of ours, and what is left for the server. Nothing of the URL is ever shown: it may
-//! hold a password.
+//! A URL's settings of ours, and what is left for the server. Nothing of the URL is ever shown: it
+//! may hold a password.
 
 use tokio_postgres::Config;
 use tokio_postgres::config::SslMode;
@@ -12,6 +12,31 @@ use crate::store::percent::decode;
 
 /// What cannot be done here, though other clients of the server can: better refused than ignored.
 const FOREIGN: [&str; 3] = ["sslcert", "sslkey", "sslcrl"];
+
+/// Settings of ours, which no other client of the server takes.
+const OURS: [&str; 5] = ["namespace", "schema", "connections", "clock", "migrate"];
+
+impl PostgresOptions {
+    /// The URL without leasehold's own settings: what other clients of the same database take, such
+    /// as a pool of sqlx. So one setting of a program serves both.
+    ///
+    /// ```
+    /// # use leasehold::store::PostgresOptions;
+    /// let url = "postgres://app@db/app?namespace=billing&sslmode=require";
+    /// assert_eq!(PostgresOptions::server_url(url), "postgres://app@db/app?sslmode=require");
+    /// ```
+    pub fn server_url(url: &str) -> String {
+        let Some((address, query)) = url.split_once('?') else {
+            return url.to_owned();
+        };
+        let is_theirs = |pair: &&str| !OURS.contains(&pair.split('=').next().unwrap_or_default());
+        let theirs: Vec<&str> = query.split('&').filter(is_theirs).collect();
+        match theirs.join("&") {
+            rest if rest.is_empty() => address.to_owned(),
+            rest => format!("{address}?{rest}"),
+        }
+    }
+}
 
 pub(super) fn parsed(url: &str) -> Result<(Config, PostgresOptions)> {
     let (address, query) = url.split_once('?').unwrap_or((url, ""));
@@ -27,6 +52,9 @@ pub(super) fn parsed(url: &str) -> Result<(Config, PostgresOptions)> {
                 let bad = || wrong("connections", "a number from 1 to 1,000");
                 options = options.connections(n.ok_or_else(bad)?);
             }
+            Some(("migrate", "true")) => options = options.migrate(),
+            Some(("migrate", "false")) => options = options.without_migrations(),
+            Some(("migrate", _)) => return Err(wrong("migrate", "true or false")),
             Some(("clock", "strict")) => options = options.strict_clock(),
             Some(("clock", _)) => return Err(wrong("clock", "strict")),
             Some(("sslmode", name)) => mode = Some(name),
@@ -115,6 +143,17 @@ mod tests {
             config.get_connect_timeout(),
             Some(&std::time::Duration::from_secs(3))
         );
+    }
+
+    #[test]
+    fn what_is_left_for_others_has_no_setting_of_ours() {
+        for ours in OURS {
+            let url = format!("postgres://ann:a%3Fb@db/app?x=1&{ours}=n&sslmode=require");
+            let theirs = "postgres://ann:a%3Fb@db/app?x=1&sslmode=require";
+            assert_eq!(PostgresOptions::server_url(&url), theirs);
+            let url = format!("postgres:///app?{ours}=n");
+            assert_eq!(PostgresOptions::server_url(&url), "postgres:///app");
+        }
     }
 
     #[test]

@@ -2,19 +2,24 @@
 
 use crate::job::Namespace;
 
-/// What the scripts and the store send, and nothing else. `role` is for Sentinel, `cluster|slots`,
+/// What the functions and the store send, and nothing else. `role` is for Sentinel,
+/// `cluster|slots`,
 /// `asking` and `readonly` for a cluster, `select` for a database other than 0.
 pub(crate) const COMMANDS: &[&str] = &[
     "asking",
     "cluster|slots",
     "del",
-    "evalsha",
-    "get",
+    "exists",
+    "fcall",
+    "function|load",
     "hdel",
     "hexists",
     "hget",
     "hgetall",
+    "hincrby",
+    "hlen",
     "hmget",
+    "hscan",
     "hset",
     "hsetnx",
     "lindex",
@@ -29,31 +34,33 @@ pub(crate) const COMMANDS: &[&str] = &[
     "readonly",
     "role",
     "rpush",
-    "script|load",
     "select",
-    "set",
     "subscribe",
     "time",
     "zadd",
     "zcard",
+    "zcount",
     "zlexcount",
+    "zpopmin",
     "zrange",
     "zrem",
-    "zremrangebyscore",
+    "zscan",
+    "zscore",
 ];
 
 /// The rule for `ACL SETUSER name on >password …`: the commands above, on the keys and channels of
 /// one namespace.
 ///
 /// ```text
-/// ACL SETUSER app on >password resetkeys resetchannels -@all +asking +cluster|slots +del … ~{leasehold:* ~{leasehold}:* &leasehold:bell:*
+/// ACL SETUSER app on >password resetkeys resetchannels -@all +asking +cluster|slots +del …
+///     ~{leasehold:* ~{leasehold}:* &leasehold:wake:*
 /// ```
 pub fn acl_rule(namespace: &Namespace) -> String {
     let commands: Vec<String> = COMMANDS.iter().map(|name| format!("+{name}")).collect();
     let commands = commands.join(" ");
     format!(
         "resetkeys resetchannels -@all {commands} \
-         ~{{{namespace}:* ~{{{namespace}}}:* &{namespace}:bell:*"
+         ~{{{namespace}:* ~{{{namespace}}}:* &{namespace}:wake:*"
     )
 }
 
@@ -62,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_list_has_every_command_of_the_scripts() {
+    fn the_list_has_every_command_of_the_functions() {
         let place = concat!(env!("CARGO_MANIFEST_DIR"), "/src/store/redis");
         let mut found = 0;
         for entry in std::fs::read_dir(place).unwrap() {
@@ -84,6 +91,6 @@ mod tests {
     fn the_rule_names_one_namespace_only() {
         let rule = acl_rule(&Namespace::new("shop").unwrap());
         assert!(rule.starts_with("resetkeys resetchannels -@all +asking "));
-        assert!(rule.ends_with(" ~{shop:* ~{shop}:* &shop:bell:*"));
+        assert!(rule.ends_with(" ~{shop:* ~{shop}:* &shop:wake:*"));
     }
 }

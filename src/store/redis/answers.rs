@@ -29,7 +29,9 @@ pub(crate) const READERS: [Reader; 8] = [
         reports(&mut In::new(answer.into()), &QueueName::default()).map(drop)
     }),
     ("renew", |answer| {
-        read_renewals(In::new(answer.into()), [beat(), beat()].iter()).map(drop)
+        let beats = [beat(), beat()];
+        let leases = beats.iter().map(|beat| &*beat.leases);
+        read_renewals(In::new(answer.into()), leases).map(drop)
     }),
     ("reply", |answer| Reply::read(answer).map(drop)),
     ("enqueue", |answer| {
@@ -87,6 +89,7 @@ pub(super) fn read_claim(answer: Vec<u8>) -> Result<Claimed> {
     let mut read = Claimed::default();
     let mut body = In::new(answer.into());
     take_in(&mut body, &partition(), &request, &mut left, &mut read)?;
+    body.u8()?;
     Ok(read)
 }
 

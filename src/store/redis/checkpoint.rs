@@ -11,13 +11,13 @@ use crate::job::QueueName;
 use crate::store::{Checkpoint, CheckpointRequest, Checkpointed};
 
 /// The checkpoints of one partition, packed, and where their answers go.
-struct Share {
+struct SavedShare {
     partition: Partition,
     places: Vec<usize>,
     data: Out,
 }
 
-/// Packs a checkpoint as the scripts read it.
+/// Packs a checkpoint as the functions read it.
 pub(super) fn put(data: &mut Out, grant: u64, checkpoint: &Checkpoint) {
     let Checkpoint {
         receipt,
@@ -51,7 +51,7 @@ impl RedisStore {
         let id = request.request;
         self.shared.sessions.begin(id, Verb::Checkpoint)?;
         let mut answers = vec![Checkpointed::Fenced; request.checkpoints.len()];
-        let mut shares = BTreeMap::<(QueueName, u16), Share>::new();
+        let mut shares = BTreeMap::<(QueueName, u16), SavedShare>::new();
         for (place, checkpoint) in request.checkpoints.iter().enumerate() {
             let receipt = &checkpoint.receipt;
             let Some(queue) = self.queue(&receipt.queue).await? else {
@@ -64,7 +64,7 @@ impl RedisStore {
             };
             let share = shares
                 .entry((receipt.queue.clone(), number))
-                .or_insert_with(|| Share {
+                .or_insert_with(|| SavedShare {
                     partition,
                     places: Vec::new(),
                     data: Out::default(),
@@ -77,10 +77,10 @@ impl RedisStore {
             self.nowhere(id).await?;
         }
         for share in shares.values() {
-            let script = &self.scripts().checkpoint;
+            let function = &self.functions().checkpoint;
             let keys = share.partition.keys();
             let args: [&[u8]; 1] = [&share.data.0];
-            let reply = self.request(script, keys, id, Verb::Checkpoint, &args);
+            let reply = self.request(function, keys, id, Verb::Checkpoint, &args);
             let mut body = reply.await?.body;
             for place in &share.places {
                 answers[*place] = answered(&mut body)?;

@@ -1,37 +1,114 @@
--- claim: expire what is overdue, promote what is due, grant.
+-- claim: expire what is overdue, promote what is due, grant; sleep if that is less than wanted.
 -- in   1 request, whose step is not the first once what was due has been done · 2 wishes
---      3 owner · 4 task
--- out  [u8 status], CROWDED if the claim has to be prepared by steps of reap; then: leases, bytes and
---      suspects given at first, the next due and the next deadline, how far the clock is behind,
---      grants, reports of expiries. AHEAD: how far the last token is ahead of the clock
--- why  one deadline for all leases of a claim
-local max, admit, strict, most, term, lifetime, term_raw, seen, nonce = read('<I2I1I1I4I8I8c12I8c16', ARGV[2])
-open_meta()
+--      3 owner · 4 task · 5 sleeper, or nothing
+-- out  [u8 status], CROWDED if the claim has to be prepared by steps of reap; then: leases, bytes
+--      and suspects given at first, the next due and the next deadline, how far the clock is
+--      behind, grants, reports of expiries, [u8] 1 if it sleeps. AHEAD: how far
+--      the last token is ahead of the clock
+-- why  one deadline for all leases of a claim; looking and falling asleep are one step, so that no
+--      wake-up falls between them
+local CLAIM_READS = { 'layout', 'paused', 'last', 'floor', 'lines', 'due', 'granted' }
+local function is_marked(line) return floor(M.lines / 2 ^ line) % 2 == 1 end
 
-local function answer(status, body)
-  save_meta()
-  ring()
-  return reply(DONE, char(status) .. (body or ''))
+-- Takes ready jobs by (priority, place), at most one of them a suspect. Returns their records and
+-- weight, the number of suspects, and whether claimable jobs stayed. No step passes by more of what
+-- commands left behind than STALE.
+local STALE = 2000
+local function take_ready(most_jobs, admit, most_bytes)
+  local recs, weight, suspects, stale, stayed = {}, 0, 0, 0, false
+  for line = 0, LINES - 1 do
+    local key, is_suspicious = K[line], line % 2 == 0
+    while is_marked(line) and not (is_suspicious and admit == 0) do
+      local wanted = is_suspicious and 1 or most_jobs - #recs
+      if #recs == most_jobs or weight >= most_bytes or stale > STALE then
+        stayed = stayed or call('EXISTS', key) == 1
+        break
+      end
+      local stubs = call('LPOP', key, min(wanted, 500))
+      if not stubs then
+        if line ~= USUAL_LINE then set('lines', M.lines - 2 ^ line) end
+        break
+      end
+      local ids, before, passed = {}, #recs, 0
+      for at, stub in ipairs(stubs) do ids[at] = sub(stub, 9) end
+      for at, stands in ipairs(call('HMGET', K.jobs, unpack(ids))) do
+        -- A stub whose job has moved on is stale.
+        if not stands or sub(stands, 1, 9) ~= 'r' .. sub(stubs[at], 1, 8) then
+          passed = passed + 1
+        elseif weight >= most_bytes then
+          for back = #stubs, at, -1 do call('LPUSH', key, stubs[back]) end
+          break
+        else
+          local rec = sub(stands, 10)
+          recs[#recs + 1], weight = rec, weight + weight_of(rec)
+        end
+      end
+      stale = stale + passed
+      if is_suspicious and #recs > before then
+        suspects, admit = 1, 0
+        break
+      elseif #stubs < min(wanted, 500) and weight < most_bytes then
+        -- That was all of it: nothing went back for its weight.
+        if line ~= USUAL_LINE then set('lines', M.lines - 2 ^ line) end
+        break
+      end
+    end
+  end
+  -- More of them than were left behind by commands: the jobs were lost.
+  if stale > 0 then
+    local left = min(field('stale'), stale)
+    add('stale', -left)
+    if stale > left then add('lost_jobs', stale - left) end
+  end
+  return recs, weight, suspects, stayed
 end
-local function next_in(set)
-  local first = call('ZRANGE', set, 0, 0, 'WITHSCORES')
-  return tonumber(first[2])
+
+-- Grants leases on jobs with the same terms. Adds the grant to `given` as the answer has it, and to
+-- `kept` as it is remembered; returns its deadline.
+local function grant(recs, from, upto, base, terms_of, nonce, given, kept)
+  local gid, count, owner, task = pack('>I8', base), upto - from + 1, ARGS[3], ARGS[4]
+  local till = now + min(terms_of.term, terms_of.lifetime)
+  local roll, stand = {}, {}
+  for n = 1, count do
+    local rec = recs[from + n - 1]
+    local id = id_of(rec)
+    roll[n] = id .. (has(byte(rec, FLAGS_AT), UNIQUE + EXCLUSIVE + RETENTION) and '\1' or '\0')
+    stand[2 * n - 1], stand[2 * n] = id, 'l' .. gid .. pack('<I2', n - 1) .. rec
+  end
+  call('HSET', K.held, gid, pack(HEAD, till, 0, count, count, 0, nonce)
+    .. pack(TERMS, now, terms_of.lifetime, terms_of.raw, #owner, #task) .. owner .. task, gid .. ROLL, concat(roll))
+  call('ZADD', K.ends, till, gid)
+  many('HSET', K.jobs, stand)
+  local granted = p8(till - now)
+  given[#given + 1] = gid .. granted .. p8(now) .. terms_of.raw .. '\0\0' .. text(concat(recs, '', from, upto))
+  kept[#kept + 1] = gid .. granted
+  return till
 end
-local function told(at) return at and '\1' .. p8(math.max(at - now, 0)) or '\0' .. p8(0) end
-local function hints() return told(M[N_SCHEDULED] > 0 and next_in(DUE) or nil) .. told(next_in(ENDS)) end
+-- One grant for each run of jobs with the same terms. Returns the grants, and the next deadline.
+local function grant_all(recs, base, usual, nonce, overdue)
+  local given, kept, from, run, run_weight = {}, {}, 1, usual, 0
+  for n, rec in ipairs(recs) do
+    local own, heavy = usual, weight_of(rec)
+    if has(byte(rec, FLAGS_AT), TERM + MAX_LIFETIME) then
+      local p = parse(rec)
+      own = { term = p.term or usual.term, raw = p.term_raw or usual.raw, lifetime = p.lifetime or usual.lifetime }
+    end
+    if n > from and (own.raw ~= run.raw or own.lifetime ~= run.lifetime or run_weight + heavy > GRANT_BYTES) then
+      overdue = min(overdue or NEVER, grant(recs, from, n - 1, base + from - 1, run, nonce, given, kept))
+      from, run_weight = n, 0
+    end
+    if n == from then run = own end
+    run_weight = run_weight + heavy
+  end
+  overdue = min(overdue or NEVER, grant(recs, from, #recs, base + from - 1, run, nonce, given, kept))
+  set('last', base + #recs - 1)
+  add('granted', #recs)
+  return given, kept, overdue
+end
 
--- As clock_behind() and ahead() of src/rules/issue.rs.
-local ahead = math.max(M[LAST], M[FLOOR]) - now
-local is_behind = (M[LAST] > M[FLOOR] + LEAD and M[LAST] or M[FLOOR]) > now + LEAD
-local behind = told(is_behind and now + ahead or nil)
-
-local status, first = recall(ARGV[1])
--- No answer to a session that is over may look like a sign of its life.
-if status == LOST then return reply(LOST) end
-if status ~= DONE then return answer(status) end
-local function repeated()
-  -- What is left of the grants, with the time originally granted.
-  local grants_left, at = {}, 10
+-- What is left of the grants of a first answer, with the time originally granted.
+local function grants_left(first)
+  local left, at = {}, 10
   for _ = 1, (read('<I2', first, 8)) do
     local gid, granted = read('<c8c8', first, at)
     at = at + 16
@@ -39,141 +116,100 @@ local function repeated()
     if g and g.deadline > now then
       local recs, map = {}, {}
       for n = 0, g.count - 1 do
-        if is_live(g, n) then
-          local rec, state = record(g, n), saved(g, n)
-          recs[#recs + 1] = state and rewrite(rec, parse(rec), { checkpoint = state }) or rec
+        local rec = is_live(g, n) and record_now(g, n)
+        if rec then
+          recs[#recs + 1] = rec
           map[#map + 1] = pack('<I2', n)
         end
       end
-      grants_left[#grants_left + 1] = gid .. granted .. p8(g.granted_at) .. g.term_raw
+      terms(g)
+      left[#left + 1] = gid .. granted .. p8(g.granted_at) .. g.term_raw
         .. pack('<I2', #map) .. concat(map) .. text(concat(recs))
     end
   end
-  return answer(DONE, sub(first, 1, 7) .. hints() .. behind .. pack('<I2', #grants_left)
-    .. concat(grants_left) .. sub(first, at))
-end
-if first then return repeated() end
-
--- The next token follows the last one, the floor, the clock, and what the caller has seen of other
--- issuers, as far as it fits.
-local base = math.max(M[LAST] + 1, M[FLOOR] + 1, now)
-local limit = math.max(now, M[FLOOR]) + LEAD
-if seen + 1 > base and seen + 1 <= limit then base = seen + 1 end
-if is_behind and strict == 0 then limit = base + LEAD - 1 end
-if base > limit and M[PAUSED] == 0 then
-  local due, overdue = next_in(DUE), next_in(ENDS)
-  if M[N_READY] > M[N_PARKED] or (due and due <= now) or (overdue and overdue <= now) then
-    return answer(AHEAD, p8(ahead))
-  end
-end
-max = math.min(max, math.max(limit - base + 1, 0))
-
--- What is more than a step's work is done in steps of its own, and then the claim goes on.
-local overdue, reports = next_in(ENDS), {}
-local due = M[N_SCHEDULED] > 0 and next_in(DUE) or nil
-if R.step == 0 then
-  local late, count = {}, 0
-  if overdue and overdue <= now then
-    late, count = overdue_leases(EXPIRIES + 1)
-    if count > EXPIRIES then return answer(CROWDED) end
-  end
-  if due and due <= now and call('ZRANGE', DUE, '-inf', now, 'BYSCORE', 'LIMIT', PROMOTIONS, 1)[1] then
-    return answer(CROWDED)
-  end
-  if count > 0 then
-    reports = expire_newest(late, count)
-    overdue = next_in(ENDS)
-  end
-  if due and due <= now then
-    promote(PROMOTIONS)
-    due = M[N_SCHEDULED] > 0 and next_in(DUE) or nil
-  end
+  return pack('<I2', #left) .. concat(left) .. sub(first, at)
 end
 
--- Takes ready jobs by (priority, place), at most one of them a suspect.
-local recs, weight, suspects = {}, 0, 0
-do
-  -- Takes up to so many jobs of a line, and returns how many there were; nil for an empty line.
-  local function pick(line, most_jobs)
-    local key = line_key(line)
-    local stubs = call('LPOP', key, math.min(most_jobs, 500))
-    if not stubs then return nil end
-    local ids, before = {}, #recs
-    for at, stub in ipairs(stubs) do ids[at] = sub(stub, 9) end
-    local stand = call('HMGET', JOBS, unpack(ids))
-    for at, stub in ipairs(stubs) do
-      -- A stub whose job has moved on is stale.
-      if stand[at] and sub(stand[at], 1, 9) == 'r' .. sub(stub, 1, 8) then
-        if weight >= most then
-          for back = #stubs, at, -1 do call('LPUSH', key, stubs[back]) end
-          break
-        end
-        local rec = sub(stand[at], 26)
-        recs[#recs + 1], weight = rec, weight + u4(rec, 53)
-      end
+local function answered(status, body)
+  save_meta()
+  wake()
+  return reply(DONE, char(status) .. (body or ''))
+end
+local function claim()
+  local wanted, admit, strict, most, term, lifetime, term_raw, seen, nonce = read('<I2I1I1I4I8I8c12I8c16', ARGS[2])
+  local status, first = recall()
+  -- No answer to a session that is over may look like a sign of its life.
+  if status == LOST then return reply(LOST) end
+  open_meta(CLAIM_READS)
+  if status ~= DONE then return answered(status) end
+
+  -- As clock_behind() and ahead() of src/rules/issue.rs.
+  local ahead = max(M.last, M.floor) - now
+  local is_behind = (M.last > M.floor + LEAD and M.last or M.floor) > now + LEAD
+  local behind = told(is_behind and now + ahead or nil)
+  -- Most queues never have a scheduled job.
+  local due, overdue = M.due == 1 and next_in(K.due) or nil, next_in(K.ends)
+  if M.due == 1 and not due then set('due', 0) end
+  if first then
+    return answered(DONE, sub(first, 1, 7) .. told(due) .. told(overdue) .. behind .. grants_left(first) .. '\0')
+  end
+
+  -- The next token follows the last one, the floor, the clock, and what the caller has seen of
+  -- other issuers, as far as it fits.
+  local base = max(M.last + 1, M.floor + 1, now)
+  local limit = max(now, M.floor) + LEAD
+  if seen + 1 > base and seen + 1 <= limit then base = seen + 1 end
+  if is_behind and strict == 0 then limit = base + LEAD - 1 end
+  local is_due, is_overdue = due and due <= now, overdue and overdue <= now
+  if base > limit and M.paused == 0 and (is_due or is_overdue or call('EXISTS', unpack(K, 0, LINES - 1)) > 0) then
+    return answered(AHEAD, p8(ahead))
+  end
+
+  -- What is more than a step's work is done in steps of its own, and then the claim goes on.
+  local reports = {}
+  if R.step == 0 and (is_due or is_overdue) then
+    local late, count = {}, 0
+    if is_overdue then
+      late, count = overdue_leases(EXPIRIES + 1)
+      if count > EXPIRIES then return answered(CROWDED) end
     end
-    return #recs - before
-  end
-  if M[PAUSED] == 0 then
-    for line = 0, 15 do
-      local suspicious = line % 2 == 0
-      while #recs < max and weight < most and M[IN_LINE + line] > 0 and not (suspicious and admit == 0) do
-        local n = pick(line, suspicious and 1 or max - #recs)
-        if not n then
-          -- The line is shorter than its count: the server lost writes.
-          add(N_READY, -M[IN_LINE + line])
-          M[IN_LINE + line] = 0
-          break
-        end
-        if suspicious then
-          suspects = suspects + n
-          if n > 0 then admit = 0 end
-        end
-        add(IN_LINE + line, -n)
-        add(N_READY, -n)
-      end
+    if is_due and call('ZRANGE', K.due, '-inf', decimal(now), 'BYSCORE', 'LIMIT', PROMOTIONS, 1)[1] then
+      return answered(CROWDED)
+    end
+    if is_overdue then
+      reports = expire_newest(late, count)
+      overdue = next_in(K.ends)
+    end
+    if is_due then
+      promote(PROMOTIONS)
+      due = next_in(K.due)
     end
   end
-end
 
--- Grants leases: one grant for each run of jobs with the same terms.
-local given, kept = {}, {}
-do
-  local function grant(run, run_term, run_raw, run_lifetime)
-    local gid, count = pack('>I8', base), #run
-    local till = now + math.min(run_term, run_lifetime)
-    local ids, stand = {}, {}
-    for at, rec in ipairs(run) do
-      ids[at] = id_of(rec)
-      stand[2 * at - 1], stand[2 * at] = ids[at], entry('l', gid, rec, at - 1)
+  local room = min(wanted, max(limit - base + 1, 0))
+  local recs, weight, suspects, stayed, given, kept = {}, 0, 0, M.paused == 1, {}, {}
+  if M.paused == 0 and room > 0 then
+    recs, weight, suspects, stayed = take_ready(room, admit, most)
+    if #recs > 0 then
+      given, kept, overdue = grant_all(recs, base, { term = term, raw = term_raw, lifetime = lifetime }, nonce, overdue)
+      -- What this call put in line and has taken out again is no reason to wake anybody.
+      ready = max(ready - #recs, 0)
     end
-    call('HSET', HELD, gid, pack(HEAD, #ARGV[3], #ARGV[4], count, count, 0, till, 0, nonce, now, run_term,
-      run_raw, run_lifetime) .. ARGV[3] .. ARGV[4], gid .. ROLL, concat(ids))
-    call('ZADD', ENDS, till, gid)
-    many('HSET', JOBS, stand)
-    if not overdue or till < overdue then overdue = till end
-    M[LAST] = base + count - 1
-    base = M[LAST] + 1
-    add(GRANTED, count)
-    add(LIVE, count)
-    add(N_LEASED, count)
-    local granted = p8(till - now)
-    given[#given + 1] = gid .. granted .. p8(now) .. run_raw .. '\0\0' .. text(concat(run))
-    kept[#kept + 1] = gid .. granted
   end
-  local run, run_term, run_raw, run_lifetime, run_weight = {}, term, term_raw, lifetime, 0
-  for _, rec in ipairs(recs) do
-    local p = has((read('<I2', rec, 7)), TERM + MAX_LIFETIME) and parse(rec) or {}
-    local own_raw, own_lifetime, heavy = p.term_raw or term_raw, p.lifetime or lifetime, u4(rec, 53)
-    if own_raw ~= run_raw or own_lifetime ~= run_lifetime or run_weight + heavy > GRANT_BYTES then
-      if #run > 0 then grant(run, run_term, run_raw, run_lifetime) end
-      run, run_term, run_raw, run_lifetime, run_weight = {}, p.term or term, own_raw, own_lifetime, 0
+  local lies = 0
+  if ARGS[5] ~= '' then
+    if #recs < wanted and weight < most then
+      lie_down(ARGS[5], admit == 1 and suspects == 0)
+      lies = 1
+    else
+      get_up(ARGS[5])
+      -- Somebody else may have room for what stayed.
+      if stayed then ready = max(ready, 1) end
     end
-    run[#run + 1], run_weight = rec, run_weight + heavy
   end
-  if #run > 0 then grant(run, run_term, run_raw, run_lifetime) end
+  local tail, sums_given = pack('<I4', #reports) .. concat(reports), pack('<I2I4I1', #recs, weight, suspects)
+  remember(sums_given .. pack('<I2', #kept) .. concat(kept) .. tail)
+  return answered(DONE, sums_given .. told(due) .. told(overdue) .. behind .. pack('<I2', #given)
+    .. concat(given) .. tail .. char(lies))
 end
-
-local tail, sums = pack('<I4', #reports) .. concat(reports), pack('<I2I4I1', #recs, weight, suspects)
-remember(sums .. pack('<I2', #kept) .. concat(kept) .. tail)
-return answer(DONE, sums .. told(due) .. told(overdue) .. behind .. pack('<I2', #given) .. concat(given) .. tail)
+register('claim', claim, {})

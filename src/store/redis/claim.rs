@@ -9,8 +9,10 @@ use super::queue::Partition;
 use super::reap::reports;
 use super::session::Plan;
 use super::step::Steps;
+use super::wait::{Down, Next, Seen};
 use super::wire::{In, Out, exact, garbled};
 use super::{AHEAD, CROWDED, RedisStore, refusal};
+use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::lease::{FencingToken, Grant, Lease, Nonce};
 use crate::limits;
@@ -38,11 +40,16 @@ impl Left {
 impl RedisStore {
     pub(super) async fn claim_from(&self, request: ClaimRequest) -> Result<Claimed> {
         request.validate()?;
-        let is_repeat = self.shared.sessions.begin(request.request, Verb::Claim)?;
+        let id = request.request;
+        let is_repeat = self.shared.sessions.begin(id, Verb::Claim)?;
         let plan = self.claim_plan(&request).await?;
         let mut claimed = Claimed::default();
         let mut left = Left::of(&request);
         let (mut refused, mut in_steps) = (None, false);
+        let names = request.queues.iter().map(|wanted| wanted.queue.clone());
+        let sleepers = &self.shared.sleepers;
+        let mut down = sleepers.prepare(id, names.collect(), request.admit_suspect);
+        let mut lying = 0;
         let mut visited = HashSet::new();
         for (partition, wanted) in plan.iter() {
             if left.leases == 0 {
@@ -50,12 +57,17 @@ impl RedisStore {
             }
             visited.insert(partition.keys().tag());
             let visit = async {
-                let wanted = &request.queues[*wanted];
+                let asked = Asked {
+                    wanted: &request.queues[*wanted],
+                    request: &request,
+                    sleeper: down.as_ref().map_or("", Down::name),
+                };
                 let mut steps = Steps::new(self, partition.keys(), request.request, Verb::Claim);
-                let mut body = if steps.are_known() {
-                    steps.take(&self.scripts().claim, &[]).await?
+                let (mut body, mut now) = if steps.are_known() {
+                    let body = steps.take(&self.functions().claim, &[]).await?;
+                    (body, Timestamp::ZERO)
                 } else {
-                    self.claim_one(partition, wanted, &request, &left).await?
+                    self.claim_one(partition, &asked, &left).await?
                 };
                 let all = body.clone();
                 let mut status = body.u8()?;
@@ -65,9 +77,8 @@ impl RedisStore {
                         steps.keep(all.clone().rest());
                     }
                     let expired;
-                    (body, expired) = self
-                        .crowded(&mut steps, partition, wanted, &request, &left)
-                        .await?;
+                    (body, now, expired) =
+                        self.crowded(&mut steps, partition, &asked, &left).await?;
                     claimed.expired.extend(expired);
                     status = body.u8()?;
                 }
@@ -75,10 +86,18 @@ impl RedisStore {
                     AHEAD => refused = refused.max(Some(body.micros()?)),
                     status => {
                         refusal(status)?;
-                        take_in(&mut body, partition, &request, &mut left, &mut claimed)?;
-                        let newest = claimed.grants.last().and_then(|grant| grant.leases.last());
-                        let newest = newest.map_or(0, |lease| lease.token.get());
-                        self.shared.seen.fetch_max(newest, Ordering::Relaxed);
+                        let next =
+                            take_in(&mut body, partition, &request, &mut left, &mut claimed)?;
+                        let lies = body.u8()? == 1;
+                        if let Some(down) = &mut down {
+                            // A repeat does not say whether the first send lay down.
+                            if lies || !is_repeat {
+                                sleepers.note(down.name(), partition, lies);
+                            }
+                            lying += usize::from(lies);
+                            down.add(Seen::of(partition, now, next), lies);
+                        }
+                        self.see(&claimed);
                     }
                 }
                 Ok::<(), Error>(())
@@ -103,10 +122,30 @@ impl RedisStore {
         if plan.is_empty() {
             self.nowhere(request.request).await?;
         }
+        if let Some(mut down) = down {
+            let is_all = lying == plan.len() && left.leases > 0;
+            let has_queues = request.queues.iter().all(|wanted| {
+                let of = |(partition, _): &(Partition, usize)| partition.queue.name == wanted.queue;
+                plan.iter().any(of)
+            });
+            if is_all && has_queues {
+                down.suspects = left.suspect;
+                sleepers.lie_down(down);
+            } else if left.leases == 0 {
+                self.get_up(&down).await?;
+            }
+        }
         if is_repeat {
             self.other_hints(&request, &visited, &mut claimed).await?;
         }
         Ok(claimed)
+    }
+
+    /// Remembers the newest token.
+    fn see(&self, claimed: &Claimed) {
+        let newest = claimed.grants.last().and_then(|grant| grant.leases.last());
+        let newest = newest.map_or(0, |lease| lease.token.get());
+        self.shared.seen.fetch_max(newest, Ordering::Relaxed);
     }
 
     /// Claims from a partition that has more overdue than one step expires.
@@ -114,16 +153,15 @@ impl RedisStore {
         &self,
         steps: &mut Steps<'_>,
         partition: &Partition,
-        wanted: &ClaimQueue,
-        request: &ClaimRequest,
+        asked: &Asked<'_>,
         left: &Left,
-    ) -> Result<(In, Vec<Expiry>)> {
+    ) -> Result<(In, Timestamp, Vec<Expiry>)> {
         let most = [limits::STEP_JOBS; 2];
         let expired = self.reap_steps(steps, partition, most).await?;
-        let wishes = self.wishes(wanted, request, left);
-        let args = claim_args(&wishes, request);
-        let body = steps.send(&self.scripts().claim, &args).await?;
-        Ok((body, expired))
+        let wishes = self.wishes(asked, left);
+        let args = asked.args(&wishes);
+        let (body, now) = steps.send(&self.functions().claim, &args).await?;
+        Ok((body, now, expired))
     }
 
     /// The partitions to visit, in turn. A repeat visits the same.
@@ -148,30 +186,30 @@ impl RedisStore {
         Ok(plan)
     }
 
-    fn wishes(&self, wanted: &ClaimQueue, request: &ClaimRequest, left: &Left) -> Out {
+    fn wishes(&self, asked: &Asked<'_>, left: &Left) -> Out {
         let mut wishes = Out::default();
         let strict = self.shared.options.when_behind == WhenBehind::Refuse;
+        let wanted = asked.wanted;
         wishes.u16(left.leases).u8(left.suspect.into());
         wishes.u8(strict.into());
         wishes.u32(left.bytes).micros(wanted.term);
         wishes.micros(wanted.max_lifetime).raw(&exact(wanted.term));
         wishes.u64(self.shared.seen.load(Ordering::Relaxed));
-        wishes.raw(request.nonce.as_bytes());
+        wishes.raw(asked.request.nonce.as_bytes());
         wishes
     }
 
     async fn claim_one(
         &self,
         partition: &Partition,
-        wanted: &ClaimQueue,
-        request: &ClaimRequest,
+        asked: &Asked<'_>,
         left: &Left,
-    ) -> Result<In> {
-        let wishes = self.wishes(wanted, request, left);
-        let args = claim_args(&wishes, request);
-        let (script, keys) = (&self.scripts().claim, partition.keys());
-        let reply = self.request(script, keys, request.request, Verb::Claim, &args);
-        Ok(reply.await?.body)
+    ) -> Result<(In, Timestamp)> {
+        let wishes = self.wishes(asked, left);
+        let (function, keys) = (&self.functions().claim, partition.keys());
+        let (id, args) = (asked.request.request, asked.args(&wishes));
+        let reply = self.request(function, keys, id, Verb::Claim, &args).await?;
+        Ok((reply.body, reply.now))
     }
 
     /// A repeat tells what comes next in all of its queues.
@@ -189,9 +227,9 @@ impl RedisStore {
                 if visited.contains(partition.keys().tag()) {
                     continue;
                 }
-                let script = &self.scripts().inspect;
+                let function = &self.functions().inspect;
                 let args: [&[u8]; 3] = [b"hints", b"", b"0"];
-                let mut body = self.look(script, partition.keys(), &args).await?.body;
+                let mut body = self.look(function, partition.keys(), &args).await?.body;
                 if !body.is_empty() {
                     hints(&mut body, claimed)?;
                 }
@@ -202,16 +240,27 @@ impl RedisStore {
 }
 
 /// What a claim says to a partition.
-fn claim_args<'a>(wishes: &'a Out, request: &'a ClaimRequest) -> [&'a [u8]; 3] {
-    let (owner, task) = (request.owner.as_bytes(), request.task.as_bytes());
-    [&wishes.0, owner, task]
+struct Asked<'a> {
+    wanted: &'a ClaimQueue,
+    request: &'a ClaimRequest,
+    /// Who sleeps if there is too little; empty for nobody.
+    sleeper: &'a str,
 }
 
-fn hints(body: &mut In, claimed: &mut Claimed) -> Result<()> {
+impl<'a> Asked<'a> {
+    fn args(&self, wishes: &'a Out) -> [&'a [u8]; 4] {
+        let (owner, task) = (&self.request.owner, &self.request.task);
+        let texts = [owner.as_bytes(), task.as_bytes(), self.sleeper.as_bytes()];
+        [&wishes.0, texts[0], texts[1], texts[2]]
+    }
+}
+
+/// Reads when the next job is due and the next lease ends.
+fn hints(body: &mut In, claimed: &mut Claimed) -> Result<Next> {
     let (due, deadline) = (body.maybe_micros()?, body.maybe_micros()?);
     claimed.next_due = earliest(claimed.next_due, due);
     claimed.next_deadline = earliest(claimed.next_deadline, deadline);
-    Ok(())
+    Ok((due, deadline))
 }
 
 fn earliest(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
@@ -224,12 +273,12 @@ pub(super) fn take_in(
     request: &ClaimRequest,
     left: &mut Left,
     claimed: &mut Claimed,
-) -> Result<()> {
+) -> Result<Next> {
     // What was given the first time, so that a repeat goes the same way.
     left.leases = left.leases.saturating_sub(body.u16()?);
     left.bytes = left.bytes.saturating_sub(body.u32()?);
     left.suspect &= body.u8()? == 0;
-    hints(body, claimed)?;
+    let next = hints(body, claimed)?;
     claimed.clock_behind = claimed.clock_behind.max(body.maybe_micros()?);
     let mut kinds = Kinds::default();
     for _ in 0..body.u16()? {
@@ -239,7 +288,7 @@ pub(super) fn take_in(
     claimed
         .expired
         .extend(reports(body, &partition.queue.name)?);
-    Ok(())
+    Ok(next)
 }
 
 fn read_grant(

@@ -1,3 +1,5 @@
 -- clock: the server's time, in microseconds.
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
+local function clock()
+  local time = call('TIME')
+  return time[1] * 1000000 + time[2]
+end

@@ -1,4 +1,5 @@
-//! complete: run the caller's commands and complete the job, in one step; or save a checkpoint with them.
+//! complete: run the caller's commands and complete the job, in one step; or save a checkpoint with
+//! them.
 
 use std::fmt;
 
@@ -13,7 +14,7 @@ use crate::lease::{Receipt, Verdict};
 use crate::limits::{self, at_most};
 use crate::store::{Checkpoint, Checkpointed, Outcome, RequestId, Settlement};
 
-/// The script's word for commands of which one would fail.
+/// The function's word for commands of which one would fail.
 const REFUSED: u8 = 255;
 
 /// The part of a partition's keys that is left to its users, behind the tag.
@@ -36,8 +37,8 @@ impl RedisStore {
     ///
     /// # Errors
     /// `InvalidInput` for a key of another slot or of the queue's own, and for a command that would
-    /// fail: nothing was written, and the lease is still held. Others: unknown; send the same request
-    /// again.
+    /// fail: nothing was written, and the lease is still held. Others: unknown; send the same
+    /// request again.
     pub async fn complete_with(
         &self,
         request: RequestId,
@@ -74,19 +75,19 @@ impl RedisStore {
         let (words, data) = (commands.args(), share.data());
         let mut args: Vec<&[u8]> = vec![&data.0];
         args.extend(words.iter().map(Vec::as_slice));
-        let script = &self.scripts().complete;
+        let function = &self.functions().complete;
         let own = share.partition.keys();
-        let reply = self.request_step(script, (own, &keys), request, Verb::Settle, 0, &args);
+        let reply = self.request_step(function, (own, &keys), request, Verb::Settle, 0, &args);
         let said = done(commands, &reply.await?.body.rest())?;
         let mut verdict = [Verdict::Fenced];
         share.verdicts(&said, &mut verdict)?;
         Ok(verdict[0])
     }
 
-    /// Runs commands and saves a checkpoint in one step: the effect and the state that tells of it are
-    /// both there or neither is. On [`Checkpointed::Fenced`] the lease is somebody else's, on
-    /// [`Checkpointed::Behind`] a later checkpoint of it is saved: then nothing was written. A number
-    /// that is saved already has had its commands run, and none are run again.
+    /// Runs commands and saves a checkpoint in one step: the effect and the state that tells of it
+    /// are both there or neither is. On [`Checkpointed::Fenced`] the lease is somebody else's, on
+    /// [`Checkpointed::Behind`] a later checkpoint of it is saved: then nothing was written. A
+    /// number that is saved already has had its commands run, and none are run again.
     ///
     /// # Errors
     /// As [`complete_with`](Self::complete_with).
@@ -121,9 +122,9 @@ impl RedisStore {
         let words = commands.args();
         let mut args: Vec<&[u8]> = vec![&data.0];
         args.extend(words.iter().map(Vec::as_slice));
-        let script = &self.scripts().checkpoint_with;
+        let function = &self.functions().checkpoint_with;
         let keys = (partition.keys(), &*keys);
-        let reply = self.request_step(script, keys, request, Verb::Checkpoint, 0, &args);
+        let reply = self.request_step(function, keys, request, Verb::Checkpoint, 0, &args);
         let said = done(commands, &reply.await?.body.rest())?;
         checkpoint::answered(&mut In::new(said))
     }
@@ -144,7 +145,7 @@ impl RedisStore {
     }
 }
 
-/// What the script said, unless it said why it ran none of the commands.
+/// What the function said, unless it said why it ran none of the commands.
 fn done(commands: &Commands, said: &Bytes) -> Result<Bytes> {
     if said.first() != Some(&REFUSED) {
         return Ok(said.clone());

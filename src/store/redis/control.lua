@@ -1,24 +1,21 @@
 -- control: what operators do.
 -- in   1 request · 2 command: a letter and what it is about · 3 reason · 4 where to go on
--- out  [u64 done][u64 skipped], [u32 n] n × [16 job][16 holder], [u32 n] n × [u64 token], [u8 more][24 cursor]
+-- out  [u64 done][u64 skipped], [u32 n] n × [16 job][16 holder], [u32 n] n × [u64 token],
+--      [u8 more][24 cursor]
 -- why  one partition's share of a command; `audit.lua` has put it on record
-local status, first = recall(ARGV[1])
-if status ~= DONE or first then return reply(status, first) end
-local command = sub(ARGV[2], 1, 1)
-local makes = { P = true, R = true, F = true }
-open_meta(makes[command])
-local done, skipped, duplicates, tokens = 0, 0, {}, {}
-local CURSOR, more = ARGV[4], nil
+local CONTROL_READS = { 'layout', 'paused', 'relaxed', 'last' }
+local done, skipped, duplicates, tokens
 
--- Goes through the live grants that were given before the command began, in steps: by token if they are
--- few, else by (deadline, token), so that no step has to sort them all. `visit` says false if it has
--- had enough. A cursor is [u64 deadline][8 grant][u64 last token]. Returns the next one, if there is more.
+-- Goes through the live grants that were given before the command began, in steps: by token if they
+-- are few, else by (deadline, token), so that no step has to sort them all. `visit` says false if
+-- it has had enough. A cursor is [u64 deadline][8 grant][u64 last token]. Returns the next one, if
+-- there is more.
 local FEW, HEADS = 300, 200
 local function walk(cursor, visit)
   local score, past, limit = read('<I8>I8<I8', cursor)
-  if limit == 0 then limit = M[LAST] end
+  if limit == 0 then limit = M.last end
   local function told() return pack('<I8>I8<I8', score, past, limit) end
-  if score == 0 and (past > 0 or call('ZCARD', ENDS) <= FEW) then
+  if score == 0 and (past > 0 or call('ZCARD', K.ends) <= FEW) then
     for _, base in ipairs(all_bases()) do
       local g = base > past and base <= limit and held(pack('>I8', base))
       if g then
@@ -30,7 +27,7 @@ local function walk(cursor, visit)
   end
   score = math.max(score, 1)
   local since, after, seen, more_left = score, past, 0, nil
-  by_deadline(since, '+inf', function(gid, till)
+  by_deadline(since, NEVER, function(gid, till)
     local base = (read('>I8', gid))
     if till == since and base <= after then return true end
     if seen == HEADS or (base <= limit and visit(held(gid)) == false) then
@@ -43,67 +40,72 @@ local function walk(cursor, visit)
 end
 
 -- The first ready jobs, in the order of their views.
-local function ready(max)
+local function first_ready(most)
   local jobs = {}
-  for line = 0, 15 do
-    local key, from, stale, leads = line_key(line), 0, 0, true
-    while #jobs < max and M[IN_LINE + line] > 0 do
+  for line = 0, LINES - 1 do
+    local key, from, stale, leads = K[line], 0, 0, true
+    while #jobs < most do
       local stubs = call('LRANGE', key, from, from + 499)
       if #stubs == 0 then break end
       from = from + #stubs
       local ids = {}
       for n, stub in ipairs(stubs) do ids[n] = sub(stub, 9) end
-      local stand = call('HMGET', JOBS, unpack(ids))
+      local stand = call('HMGET', K.jobs, unpack(ids))
       for n, stub in ipairs(stubs) do
         local valid = stand[n] and sub(stand[n], 1, 9) == 'r' .. sub(stub, 1, 8)
-        if valid and #jobs < max then jobs[#jobs + 1] = { id = ids[n] } end
+        if valid and #jobs < most then jobs[#jobs + 1] = { id = ids[n] } end
         if valid then leads = false elseif leads then stale = stale + 1 end
       end
     end
     -- So that no step has to pass by what the ones before left behind.
-    if stale > 0 then call('LPOP', key, stale) end
+    if stale > 0 then
+      call('LPOP', key, stale)
+      add('stale', -min(stale, field('stale')))
+    end
   end
-  if #jobs < max then
-    for _, member in ipairs(call('ZRANGE', PARK, 0, max - #jobs - 1)) do
+  if #jobs < most then
+    for _, member in ipairs(call('ZRANGE', K.park, 0, most - #jobs - 1)) do
       jobs[#jobs + 1] = { id = sub(member, -16) }
     end
   end
   return jobs
 end
-local function selected(select)
+local function selected(select, cursor)
   local jobs = {}
   if sub(select, 1, 1) == 'j' then
     local id = sub(select, 2)
-    if call('HEXISTS', JOBS, id) == 1 then jobs[1] = { id = id } end
+    if call('HEXISTS', K.jobs, id) == 1 then jobs[1] = { id = id } end
     return jobs
   end
-  local state, max, all = read('<c1I4I4', select, 2)
+  local state, most, all = read('<c1I4I4', select, 2)
   if state == 'r' then
-    jobs = ready(max)
-    return jobs, #jobs == max and CURSOR
+    jobs = first_ready(most)
+    return jobs, #jobs == most and cursor
   end
   if state == 'l' then
     -- A grant is done as a whole, so that none of its leases is met twice.
-    local next = walk(CURSOR, function(g)
-      if #jobs >= max then return false end
+    local next = walk(cursor, function(g)
+      if #jobs >= most then return false end
       for at = 0, g.count - 1 do
         if #jobs < all and is_live(g, at) then jobs[#jobs + 1] = { id = job_id(g, at), g = g, at = at } end
       end
     end)
     return jobs, next
   end
-  local stay = (read('<I8', CURSOR))
-  local members = call('ZRANGE', state == 's' and DUE or SETTLED[state], stay, stay + max - 1)
+  local stay = (read('<I8', cursor))
+  local members = call('ZRANGE', state == 's' and K.due or K[state], stay, stay + most - 1)
   for n, member in ipairs(members) do jobs[n] = { id = sub(member, 9) } end
-  return jobs, #jobs == max and CURSOR
+  return jobs, #jobs == most and cursor
 end
 -- Where a selected job stands now: its state, and what JOBS says of it.
 local function standing(job)
   if job.g then return 'l' end
-  local stands = call('HGET', JOBS, job.id)
+  local stands = call('HGET', K.jobs, job.id)
+  -- What was lost is as good as settled.
+  if not stands then return 'c' end
   local state = sub(stands, 1, 1)
   if state == 'l' then
-    job.g, job.at = held(sub(stands, 2, 9)), u8(stands, 10)
+    job.g, job.at = held(sub(stands, 2, 9)), (read('<I2', stands, 10))
     if not job.g then state = 'c' end
   end
   return state, stands
@@ -126,12 +128,12 @@ function act.C(job)
 end
 function act.U(job)
   local state, stands = standing(job)
-  if state == 'l' then return false end
+  if state == 'l' or not stands or byte(stands) == 108 then return false end
   local rec = take(job.id, stands)
   local p = parse(rec)
   free_unique(job.id, p)
   free_exclusive(job.id, p)
-  add(PURGED, 1)
+  add('purged', 1)
   return true
 end
 function act.S(job, delay)
@@ -140,14 +142,14 @@ function act.S(job, delay)
   local rec = take(job.id, stands)
   local p = parse(rec)
   free_exclusive(job.id, p)
-  rec = sub(rec, 1, 40) .. p8(now + delay) .. sub(rec, 49)
+  rec = due_at(rec, now + delay)
   if delay == 0 then join(rec, p) else put_scheduled(rec) end
   return true
 end
 function act.D(job)
   local state, stands = standing(job)
   if state ~= 'd' then return false end
-  local rec = sub(stands, 26)
+  local rec = record_in(stands)
   local p = parse(rec)
   local holder = take_unique(job.id, p)
   if holder then
@@ -155,57 +157,85 @@ function act.D(job)
     return nil
   end
   take(job.id, stands)
-  join(sub(rec, 1, 8) .. rep('\0', 8) .. sub(rec, 17, 40) .. p8(now) .. sub(rec, 49), p)
+  join(due_at(sub(rec, 1, FAILURES_AT - 1) .. p8(0) .. sub(rec, ID_AT), now), p)
   return true
 end
 
 local function revoke(g, at)
   local rec = record(g, at)
-  tokens[#tokens + 1] = g.base + at
-  finish(g, at, rec, parse(rec), AS.revoked, note(g, at).cancel and 'x' or 'back', { reason = ARGV[3] })
+  tokens[#tokens + 1] = first_of(g) + at
+  if rec then
+    finish(g, at, rec, parse(rec), AS.revoked, note(g, at).cancel and 'x' or 'back', { reason = ARGS[3] })
+  else
+    add('lost_jobs', 1)
+    end_lease(g, at, AS.revoked)
+  end
   done = done + 1
 end
-
-if command == 'P' then
-  M[PAUSED], done = 1, 1
-elseif command == 'R' then
-  M[PAUSED], done, bells, alarms = 0, 1, 1000000000, 1000000000
-elseif command == 'F' then
-  M[RELAXED], done = byte(ARGV[2], 2), 1
-elseif command == 'V' then
-  local by, who = sub(ARGV[2], 2, 2), sub(ARGV[2], 3)
+local function revoke_all(by, who, cursor)
   if by == 'j' then
-    local stands = call('HGET', JOBS, who)
+    local stands = call('HGET', K.jobs, who)
     if stands and sub(stands, 1, 1) == 'l' then
-      local g, at = held(sub(stands, 2, 9)), u8(stands, 10)
+      local g, at = held(sub(stands, 2, 9)), (read('<I2', stands, 10))
       if g and is_live(g, at) then revoke(g, at) end
     end
-  else
-    more = walk(CURSOR, function(g)
-      if (by == 'o' and g.owner or g.task) ~= who then return true end
-      for at = 0, g.count - 1 do
-        if done == CHUNK and is_live(g, at) then return false end
-        if is_live(g, at) then revoke(g, at) end
-      end
-    end)
+    return nil
   end
-else
-  local delay, jobs = u8(ARGV[2], 2), nil
-  jobs, more = selected(sub(ARGV[2], 10))
-  for _, job in ipairs(jobs) do
-    local acted = act[command](job, delay)
-    if acted then done = done + 1 elseif acted == false then skipped = skipped + 1 end
-  end
-  -- Jobs whose unique key is held elsewhere stay where they are.
-  if more and #duplicates > 0 then more = p8(u8(more, 1) + #duplicates) .. sub(more, 9) end
+  return walk(cursor, function(g)
+    if not g then return true end
+    terms(g)
+    if (by == 'o' and g.owner or g.task) ~= who then return true end
+    for at = 0, g.count - 1 do
+      if done == CHUNK and is_live(g, at) then return false end
+      if is_live(g, at) then revoke(g, at) end
+    end
+  end)
 end
-save_grants()
 
-local ended = {}
-for n = 1, math.min(#tokens, 100) do ended[n] = p8(tokens[n]) end
-local answer = p8(done) .. p8(skipped) .. pack('<I4', #duplicates) .. concat(duplicates)
-  .. pack('<I4', #ended) .. concat(ended) .. (more and '\1' .. more or '\0' .. CURSOR)
-remember(answer)
-save_meta()
-ring()
-return reply(DONE, answer)
+local function control()
+  local status, first = recall()
+  if status ~= DONE or first then return reply(status, first) end
+  local command, about, cursor, more = sub(ARGS[2], 1, 1), sub(ARGS[2], 2), ARGS[4], nil
+  done, skipped, duplicates, tokens = 0, 0, {}, {}
+  open_meta(CONTROL_READS, command == 'P' or command == 'R' or command == 'F')
+  if command == 'P' then
+    set('paused', 1)
+    done = 1
+  elseif command == 'R' then
+    set('paused', 0)
+    done, ready, suspicious = 1, EVERYBODY, 0
+  elseif command == 'F' then
+    set('relaxed', byte(about))
+    done = 1
+  elseif command == 'X' then
+    -- Only the memory of its sessions is left of a partition without jobs.
+    if call('HLEN', K.jobs) + call('ZCARD', K.ends) == 0 then
+      for _, part in ipairs(PARTS) do call('DEL', K[part]) end
+      call('DEL', unpack(K, 0, LINES - 1))
+      there, done = false, 1
+    else
+      skipped = 1
+    end
+  elseif command == 'V' then
+    more = revoke_all(sub(about, 1, 1), sub(about, 2), cursor)
+  else
+    local delay, jobs = u8(about, 1), nil
+    jobs, more = selected(sub(about, 9), cursor)
+    for _, job in ipairs(jobs) do
+      local acted = act[command](job, delay)
+      if acted then done = done + 1 elseif acted == false then skipped = skipped + 1 end
+    end
+    -- Jobs whose unique key is held elsewhere stay where they are.
+    if more and #duplicates > 0 then more = p8(u8(more, 1) + #duplicates) .. sub(more, 9) end
+  end
+  save_grants()
+  local ended = {}
+  for n = 1, min(#tokens, 100) do ended[n] = p8(tokens[n]) end
+  local answer = p8(done) .. p8(skipped) .. pack('<I4', #duplicates) .. concat(duplicates)
+    .. pack('<I4', #ended) .. concat(ended) .. (more and '\1' .. more or '\0' .. cursor)
+  remember(answer)
+  save_meta()
+  wake()
+  return reply(DONE, answer)
+end
+register('control', control, { 'allow-oom' })

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tokio::task::JoinSet;
 
 use super::RedisStore;
 use super::queue::Partition;
@@ -10,9 +11,10 @@ use super::session::Plan;
 use super::step::Steps;
 use super::wire::{In, Out, garbled};
 use crate::clock::micros;
-use crate::error::{Result, Verb};
+use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::job::{JobId, JobState, QueueName};
 use crate::lease::FencingToken;
+use crate::store::call::check_empty;
 use crate::store::{ControlCommand, ControlRequest, Controlled, LeaseSelect, Select};
 
 /// Tokens listed in one audit record.
@@ -24,7 +26,7 @@ const CHUNK: usize = 100;
 /// What stands in an audit record behind the time.
 pub(super) type Entry = (String, String, String, u64, Vec<FencingToken>);
 
-/// The letter of a state in the scripts.
+/// The letter of a state in the functions.
 pub(super) const fn letter(state: JobState) -> &'static str {
     match state {
         JobState::Scheduled => "s",
@@ -47,6 +49,10 @@ impl RedisStore {
             self.shared.sessions.set_plan(request.request, &plan);
             plan
         };
+        if let ControlCommand::Remove(name) = &request.command {
+            let partitions: Vec<_> = plan.iter().map(|(partition, _)| partition).collect();
+            check_empty(name, &self.view_of(name, &partitions).await?.0.counts)?;
+        }
         // On record before anything is done, and again once it is known what was done.
         let place = self.record(request, 0, &[], None).await?;
         let (answer, tokens) = self.carry_out(request, &plan).await?;
@@ -60,6 +66,9 @@ impl RedisStore {
         request: &ControlRequest,
         plan: &Plan,
     ) -> Result<(Controlled, Vec<FencingToken>)> {
+        if let ControlCommand::Remove(name) = &request.command {
+            return self.remove(request, name, plan).await;
+        }
         let mut answer = Controlled::default();
         let mut tokens = Vec::new();
         let max = most(&request.command);
@@ -83,13 +92,45 @@ impl RedisStore {
         Ok((answer, tokens))
     }
 
+    /// Takes a queue off the list and deletes its partitions, each if it has no jobs. If jobs have
+    /// come meanwhile the queue is on the list again.
+    async fn remove(
+        &self,
+        request: &ControlRequest,
+        name: &QueueName,
+        plan: &Plan,
+    ) -> Result<(Controlled, Vec<FencingToken>)> {
+        let mut answer = Controlled::default();
+        if plan.is_empty() {
+            self.nowhere(request.request).await?;
+            return Ok((answer, Vec::new()));
+        }
+        self.forget_queue(name).await?;
+        let mut left = Vec::new();
+        for (partition, _) in plan.iter() {
+            let (part, _) = self.control_one(request, partition, usize::MAX).await?;
+            if part.skipped > 0 {
+                left.push(partition);
+            }
+        }
+        if let Some(listed) = left
+            .first()
+            .and_then(|partition| partition.keys().queue.as_ref())
+        {
+            self.write_queue(listed).await?;
+            check_empty(name, &self.view_of(name, &left).await?.0.counts)?;
+        }
+        answer.done = 1;
+        Ok((answer, Vec::new()))
+    }
+
     async fn control_one(
         &self,
         request: &ControlRequest,
         partition: &Partition,
         max: usize,
     ) -> Result<(Controlled, Vec<FencingToken>)> {
-        let script = &self.scripts().control;
+        let function = &self.functions().control;
         let mut steps = Steps::new(self, partition.keys(), request.request, Verb::Control);
         let mut answer = Controlled::default();
         let mut tokens = Vec::new();
@@ -104,7 +145,7 @@ impl RedisStore {
             let command = packed(&request.command, chunk, left);
             let reason = request.reason.as_bytes();
             let args: [&[u8]; 3] = [&command.0, reason, &cursor];
-            let mut body = steps.take(script, &args).await?;
+            let mut body = steps.take(function, &args).await?;
             let acted = read_step(&mut body, &mut answer, &mut tokens)?;
             let more = body.u8()? == 1;
             cursor = body.raw(24)?;
@@ -113,7 +154,7 @@ impl RedisStore {
                 break;
             }
         }
-        steps.end(script).await?;
+        steps.end(function).await?;
         Ok((answer, tokens))
     }
 
@@ -121,6 +162,9 @@ impl RedisStore {
     async fn control_plan(&self, command: &ControlCommand) -> Result<Vec<(Partition, usize)>> {
         let partitions = if let Some(name) = about_queue(command) {
             self.make_queue(name).await?.all(0).collect()
+        } else if let ControlCommand::Remove(name) = command {
+            let queue = self.queue(name).await?;
+            queue.iter().flat_map(|queue| queue.all(0)).collect()
         } else {
             match command {
                 ControlCommand::Revoke(LeaseSelect::Owner(_) | LeaseSelect::Task(_)) => {
@@ -159,17 +203,28 @@ impl RedisStore {
         Ok(found.map(|(partition, _)| partition))
     }
 
-    /// Asks all partitions for a job.
+    /// Asks all partitions for a job, all at once: their calls share one round trip.
     pub(super) async fn find(&self, id: JobId) -> Result<Option<(Partition, In)>> {
+        let mut asked = JoinSet::new();
         for partition in self.all_partitions().await? {
-            let script = &self.scripts().inspect;
-            let args: [&[u8]; 3] = [b"job", id.as_bytes(), b"1"];
-            let mut body = self.look(script, partition.keys(), &args).await?.body;
-            if !body.is_empty() && body.u32()? == 1 {
-                return Ok(Some((partition, body)));
+            let store = self.clone();
+            asked.spawn(async move {
+                let function = &store.functions().inspect;
+                let args: [&[u8]; 3] = [b"job", id.as_bytes(), b"1"];
+                let mut body = store.look(function, partition.keys(), &args).await?.body;
+                let is_there = !body.is_empty() && body.u32()? == 1;
+                Ok::<_, Error>(is_there.then_some((partition, body)))
+            });
+        }
+        let mut trouble = None;
+        while let Some(answer) = asked.join_next().await {
+            match answer.map_err(|_| Error::new(ErrorKind::Unexpected, "a look-up panicked"))? {
+                Ok(Some(found)) => return Ok(Some(found)),
+                Ok(None) => {}
+                Err(error) => trouble = Some(error),
             }
         }
-        Ok(None)
+        trouble.map_or(Ok(None), Err)
     }
 
     /// Puts a command on record, or corrects the record.
@@ -190,9 +245,9 @@ impl RedisStore {
         let entry = serde_json::to_vec(&entry).map_err(|_| garbled())?;
         let place = place.map(|place| place.to_string()).unwrap_or_default();
         let args: [&[u8]; 2] = [&entry, place.as_bytes()];
-        let script = &self.scripts().audit;
+        let function = &self.functions().audit;
         let home = &self.shared.home;
-        let reply = self.request(script, home, request.request, Verb::Control, &args);
+        let reply = self.request(function, home, request.request, Verb::Control, &args);
         reply.await?.body.u64()
     }
 }
@@ -277,6 +332,9 @@ fn packed(command: &ControlCommand, chunk: usize, left: usize) -> Out {
         }
         ControlCommand::Resume(_) => {
             out.raw(b"R");
+        }
+        ControlCommand::Remove(_) => {
+            out.raw(b"X");
         }
         ControlCommand::Configure { relaxed, .. } => {
             out.raw(b"F").u8((*relaxed).into());

@@ -111,7 +111,7 @@ impl Dialer {
     /// A connection to one server on which it may speak unasked.
     pub(super) async fn listening(
         &self,
-        heard: &UnboundedSender<PushInfo>,
+        pushes: &UnboundedSender<PushInfo>,
     ) -> Result<MultiplexedConnection> {
         let addresses = match &self.address.servers {
             Servers::One(host) => vec![self.addr(host)],
@@ -129,8 +129,8 @@ impl Dialer {
         };
         let mut trouble = None;
         for addr in addresses {
-            let heard = Some(heard.clone());
-            let connection = self.connect_and_hear(addr, &self.address.login, 0, heard);
+            let pushes = Some(pushes.clone());
+            let connection = self.connect_and_hear(addr, &self.address.login, 0, pushes);
             match connection.await {
                 Ok(connection) => return Ok(connection),
                 Err(error) => trouble = Some(explain(&error)),
@@ -262,7 +262,7 @@ impl Dialer {
         addr: ConnectionAddr,
         login: &Login,
         db: u16,
-        heard: Option<UnboundedSender<PushInfo>>,
+        pushes: Option<UnboundedSender<PushInfo>>,
     ) -> RedisResult<MultiplexedConnection> {
         let encrypted = matches!(addr, ConnectionAddr::TcpTls { .. });
         let mut info = Self::info(addr, login, db)?;
@@ -270,11 +270,11 @@ impl Dialer {
         let mut config = AsyncConnectionConfig::new()
             .set_connection_timeout(timeout)
             .set_response_timeout(timeout);
-        if let Some(heard) = heard {
+        if let Some(pushes) = pushes {
             // Only the third version of the protocol lets a server speak unasked.
             let settings = info.redis_settings().clone();
             info = info.set_redis_settings(settings.set_protocol(ProtocolVersion::RESP3));
-            config = config.set_push_sender(heard);
+            config = config.set_push_sender(pushes);
         }
         let client = match &self.certificates {
             Some(certificates) if encrypted => Client::build_with_tls(info, certificates.clone())?,

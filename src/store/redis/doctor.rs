@@ -5,56 +5,50 @@
 
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
+use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, FromRedisValue, Value};
 
-use super::RedisStore;
 use super::acl::COMMANDS;
 use super::dial::{Dialer, Wire};
+use super::fault::explain;
+use super::library::SERVERS;
+use super::link::is_there;
 use super::url::{Address, Host, Servers};
+use super::{RedisOptions, RedisStore};
 use crate::clock::{Clock as _, SystemClock, monotonic};
 use crate::error::{Result, Verb};
 use crate::inspect::QueueView;
-use crate::job::Namespace;
-use crate::store::health::Finding;
+use crate::job::{Namespace, QueueName};
+use crate::store::health::{Finding, Level};
 use crate::store::open::redis_options;
 
-/// The oldest version whose scripts can do what ours do.
+/// The oldest version that has functions.
 const OLDEST: (u32, u32) = (7, 0);
 
 /// A clock that differs more than this from the asker's is worth a look.
 const CLOCKS: Duration = Duration::from_secs(1);
 
+/// Keys that a server looks at in one step of a search, a tenth of a millisecond of its time.
+const SCANNED: usize = 500;
+
 /// A replica that has not been heard of for so many seconds is not a copy.
 const LAG: u64 = 10;
-
-/// Asks of each command line whether the user may run it; answers with the first word of those that
-/// it may not.
-const RIGHTS: &str = "#!lua flags=no-writes,allow-oom
-local missing = {}
-for i = 1, #ARGV do
-  local words = {}
-  for word in string.gmatch(ARGV[i], '[^ ]+') do words[#words + 1] = word end
-  local name = table.remove(words, 1)
-  local known, may = pcall(redis.acl_check_cmd, unpack(words))
-  if not (known and may) then missing[#missing + 1] = name end
-end
-return missing";
 
 /// A command as the store would send it, behind its name. With arguments too few to find the keys
 /// in, asking for the rights ends a server of version 7.0.
 fn sample(name: &str, namespace: &Namespace) -> String {
-    let key = format!("{{{namespace}:doctor:0}}:meta");
-    let channel = format!("{namespace}:bell:0");
+    let key = format!("{{{namespace}:doctor:0}}:none");
+    let channel = format!("{namespace}:wake:0");
     let words = name.replace('|', " ");
     match name {
         "asking" | "cluster|slots" | "ping" | "readonly" | "role" | "time" => {
             format!("{name} {words}")
         }
-        "script|load" | "select" => format!("{name} {words} 1"),
+        "select" => format!("{name} {words} 1"),
         "publish" | "subscribe" => format!("{name} {words} {channel}"),
-        "evalsha" => format!("{name} {words} 0 1 {key}"),
-        "del" => format!("{name} {words} {key}"),
+        "fcall" => format!("{name} {words} f 1 {key}"),
+        "function|load" => format!("{name} {words} text"),
+        "del" | "exists" | "hlen" | "zpopmin" => format!("{name} {words} {key}"),
         _ => format!("{name} {words} {key} 1 1"),
     }
 }
@@ -79,7 +73,9 @@ pub async fn examine(url: &str) -> Result<Vec<Finding>> {
         }
         Wire::Cluster(_) => examine_cluster(&dialer, &namespace).await?,
     };
-    findings.extend(RedisStore::open(options)?.books().await);
+    let store = RedisStore::open(options)?;
+    findings.extend(store.books().await);
+    findings.push(store.lost().await);
     Ok(findings)
 }
 
@@ -93,26 +89,75 @@ impl RedisStore {
             self.queue_views()
                 .await
                 .map_or_else(|_| unseen("tokens"), |views| Finding::tokens(behind(views))),
-            self.live().await.map_or_else(
-                |_| unseen("ledger"),
-                |(counted, leases)| Finding::ledger(counted, leases),
-            ),
+            self.ledger().await.unwrap_or_else(|_| unseen("ledger")),
         ]
     }
 
-    /// Live leases, by the ledger and by the grants. Each partition is asked in one step, so that
-    /// nobody grants in between.
-    async fn live(&self) -> Result<(u64, u64)> {
-        let (mut counted, mut leases) = (0, 0);
+    /// Whether the ledger counts as many live leases as there are.
+    async fn ledger(&self) -> Result<Finding> {
+        let (mut counted, mut there) = (0_i64, 0_i64);
         for partition in self.all_partitions().await? {
-            let (_, mut body) = self.ask(&partition, "live", "", 0, ["", ""]).await?;
-            if !body.is_empty() {
-                counted += body.u64()?;
-                leases += body.u64()?;
+            let Some(leases) = self.leases_in(&partition).await? else {
+                let advice = "ask again when it is calmer, or pause the queue";
+                let found = format!("queue {} is too busy to count", partition.queue.name);
+                return Ok(Finding::note("ledger", found, advice));
+            };
+            counted += leases.counted;
+            there += leases.there;
+        }
+        let mut finding = Finding::ledger(counted.max(0).unsigned_abs(), there.unsigned_abs());
+        if finding.level == Level::Risk {
+            finding.advice = "data of the store was lost or deleted by hand: find out by whom; \
+                              `leasehold doctor --repair` puts back what can be, and counts anew"
+                .into();
+        }
+        Ok(finding)
+    }
+}
+
+/// Partitions of which the servers have keys, whatever the list of queues says.
+pub(super) async fn partitions_there(options: &RedisOptions) -> Result<Vec<(QueueName, u16)>> {
+    let namespace = &options.namespace;
+    let dialer = Dialer::new(Address::parse(options.url())?)?;
+    let mut servers = Vec::new();
+    match dialer.dial().await? {
+        Wire::One(connection) => servers.push(connection),
+        Wire::Cluster(mut connection) => {
+            for host in primaries(&mut connection).await {
+                servers.push(dialer.one(&host).await?);
             }
         }
-        Ok((counted, leases))
     }
+    let mut found = Vec::new();
+    for mut server in servers {
+        let mut cursor = 0_u64;
+        loop {
+            let mut scan = redis::cmd("SCAN");
+            scan.arg(cursor)
+                .arg("MATCH")
+                .arg(format!("{{{namespace}:*:*}}:*"));
+            scan.arg("COUNT").arg(SCANNED);
+            let answer = scan.query_async(&mut server).await;
+            let (next, keys): (u64, Vec<Vec<u8>>) = answer.map_err(|error| explain(&error))?;
+            found.extend(keys.iter().filter_map(|key| partition_of(namespace, key)));
+            cursor = next;
+            if cursor == 0 {
+                break;
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The partition that a key of the books or of the jobs belongs to.
+fn partition_of(namespace: &Namespace, key: &[u8]) -> Option<(QueueName, u16)> {
+    let key = str::from_utf8(key).ok()?.strip_prefix('{')?;
+    let rest = key.strip_prefix(namespace.as_str())?.strip_prefix(':')?;
+    let (tag, part) = rest.split_once("}:")?;
+    let (queue, number) = tag.split_once(':')?;
+    let is_there = matches!(part, "meta" | "jobs");
+    let place = (QueueName::new(queue).ok()?, number.parse().ok()?);
+    is_there.then_some(place)
 }
 
 /// Each primary of a cluster has its own settings, its own memory, its own clock.
@@ -135,7 +180,7 @@ async fn examine_cluster(dialer: &Dialer, namespace: &Namespace) -> Result<Vec<F
         };
         let whole = patient.cluster(&dialer.address().servers).await;
         let mut findings: Vec<Finding> = whole.into_iter().collect();
-        for host in patient.primaries().await {
+        for host in primaries(&mut patient.connection).await {
             match dialer.one(&host).await {
                 Ok(connection) => {
                     let namespace = namespace.clone();
@@ -212,7 +257,7 @@ impl Patient {
         if number >= OLDEST {
             return Finding::fine(CHECK, version);
         }
-        let advice = "the scripts need version 7.0 or later: upgrade the server";
+        let advice = "the functions need version 7.0 or later: upgrade the server";
         Finding::risk(CHECK, version, advice)
     }
 
@@ -373,19 +418,24 @@ impl Patient {
     async fn rights(&mut self) -> Finding {
         const CHECK: &str = "rights";
         let namespace = self.namespace.clone();
-        let mut load = redis::cmd("SCRIPT");
-        let Some(sha) = self.ask::<String>(load.arg("LOAD").arg(RIGHTS)).await else {
-            let advice =
-                "the store cannot load its scripts; the guide has the rule for ACL SETUSER";
-            return Finding::risk(CHECK, "lacks +script|load", advice);
-        };
-        let mut command = redis::cmd("EVALSHA");
+        let function = &SERVERS.rights;
+        let advice = "the guide has the rule for ACL SETUSER; the server must be Redis 7.0 or later, \
+                      or Valkey, and take FUNCTION LOAD";
+        let load = function.library().load();
+        if let Err(error) = load.query_async::<()>(&mut self.connection).await
+            && !is_there(&error)
+        {
+            let found = format!("cannot load the function library: {error}");
+            return Finding::risk(CHECK, found, advice);
+        }
         let samples = COMMANDS.iter().map(|name| sample(name, &namespace));
-        let samples: Vec<String> = samples.collect();
-        command.arg(sha).arg(0).arg(samples);
-        let answer = command
-            .query_async::<Vec<String>>(&mut self.connection)
-            .await;
+        let samples: Vec<Vec<u8>> = samples.map(String::into_bytes).collect();
+        let samples: Vec<&[u8]> = samples.iter().map(Vec::as_slice).collect();
+        let key = format!("{{{namespace}:doctor:0}}:none");
+        let call = function.with(&[key.as_bytes()], &samples);
+        let answer = call.query_async::<String>(&mut self.connection).await;
+        let answer =
+            answer.map(|missing| missing.lines().map(str::to_owned).collect::<Vec<String>>());
         match answer {
             Ok(missing) if missing.is_empty() => Finding::fine(CHECK, "all that are needed"),
             Ok(missing) => {
@@ -396,10 +446,7 @@ impl Patient {
                 );
                 Finding::risk(CHECK, found, advice)
             }
-            Err(error) => {
-                let advice = "the guide has the rule for ACL SETUSER";
-                Finding::risk(CHECK, format!("cannot run scripts: {error}"), advice)
-            }
+            Err(error) => Finding::risk(CHECK, format!("cannot call functions: {error}"), advice),
         }
     }
 
@@ -432,31 +479,33 @@ impl Patient {
         let advice = "queues whose slots nobody serves stand still: look for nodes that are down";
         Some(Finding::risk(CHECK, found, advice))
     }
+}
 
-    async fn primaries(&mut self) -> Vec<Host> {
-        let mut command = redis::cmd("CLUSTER");
-        let slots: Option<Vec<Vec<Value>>> = self.ask(command.arg("SLOTS")).await;
-        let mut hosts = Vec::new();
-        for row in slots.unwrap_or_default() {
-            let Some(Value::Array(primary)) = row.into_iter().nth(2) else {
-                continue;
-            };
-            let mut parts = primary.into_iter();
-            let name = parts
-                .next()
-                .and_then(|name| String::from_redis_value(name).ok());
-            let port = parts
-                .next()
-                .and_then(|port| u16::from_redis_value(port).ok());
-            if let (Some(name), Some(port)) = (name, port) {
-                let host = Host { name, port };
-                if !hosts.contains(&host) {
-                    hosts.push(host);
-                }
+/// The primaries of a cluster, as one of its nodes knows them.
+async fn primaries(connection: &mut impl ConnectionLike) -> Vec<Host> {
+    let mut command = redis::cmd("CLUSTER");
+    let slots = command.arg("SLOTS").query_async(connection).await;
+    let slots: Vec<Vec<Value>> = slots.unwrap_or_default();
+    let mut hosts = Vec::new();
+    for row in slots {
+        let Some(Value::Array(primary)) = row.into_iter().nth(2) else {
+            continue;
+        };
+        let mut parts = primary.into_iter();
+        let name = parts
+            .next()
+            .and_then(|name| String::from_redis_value(name).ok());
+        let port = parts
+            .next()
+            .and_then(|port| u16::from_redis_value(port).ok());
+        if let (Some(name), Some(port)) = (name, port) {
+            let host = Host { name, port };
+            if !hosts.contains(&host) {
+                hosts.push(host);
             }
         }
-        hosts
     }
+    hosts
 }
 
 /// Lines of `field:value`.

@@ -2,34 +2,76 @@
 -- in   1 request · 2 the jobs: [u64 delay][record]
 -- out  [u32 n] then n × [u32 place][16 holder]: jobs that were there, or whose unique key is held
 -- why  the time is the store's, so it is stamped here
-local status, first = recall(ARGV[1])
-if status ~= DONE or first then return reply(status, first) end
-open_meta(true)
-local jobs, at, place, held_by = ARGV[2], 1, 0, {}
-local stamp = p8(now)
-
--- Stores a job, or returns the id of the one that keeps it out.
-local function store(rec, delay)
-  local id = id_of(rec)
-  if call('HEXISTS', JOBS, id) == 1 then return id end
-  local p = has((read('<I2', rec, 7)), UNIQUE + EXCLUSIVE) and parse(rec) or {}
-  local holder = take_unique(id, p)
-  if holder then return holder end
-  add(ENQUEUED, 1)
-  if delay == 0 then join(rec, p) else put_scheduled(rec) end
+-- Jobs without keys that are due: they go behind those of their line together.
+local stored, lines, plain
+local function flush()
+  if plain == 0 then return end
+  many('HSET', K.jobs, stored)
+  for line, stubs in pairs(lines) do
+    many('RPUSH', K[line], stubs)
+    mark_line(line)
+  end
+  ready = ready + plain
+  stored, lines, plain = {}, {}, 0
+end
+-- So many numbers in the order of arrival. Whoever gets the first ones makes the partition.
+local function numbers_of(count)
+  local last = call('HINCRBY', K.meta, 'seq', count)
+  if last - count >= FIRST_SEQ then return last - count end
+  open_meta({ 'layout' }, true)
+  return call('HINCRBY', K.meta, 'seq', count) - count
 end
 
-while at <= #jobs do
-  local delay, from = u8(jobs, at), at + 8
-  at = from + u4(jobs, from)
-  local run_at = delay == 0 and stamp or p8(now + delay)
-  local holder = store(sub(jobs, from, from + 31) .. stamp .. run_at .. sub(jobs, from + 48, at - 1), delay)
-  if holder then held_by[#held_by + 1] = pack('<I4', place) .. holder end
-  place = place + 1
+local function enqueue()
+  local status, first = recall()
+  if status ~= DONE or first then return reply(status, first) end
+  local jobs, at, count, stamp = ARGS[2], 1, 0, p8(now)
+  local ids, froms, lengths, delays, seen, held_by = {}, {}, {}, {}, {}, {}
+  while at <= #jobs do
+    count = count + 1
+    delays[count], lengths[count] = read('<I8I4', jobs, at)
+    froms[count] = at + 8
+    ids[count] = sub(jobs, at + 7 + ID_AT, at + 22 + ID_AT)
+    at = at + 8 + lengths[count]
+  end
+  for from = 1, count, 1000 do
+    for n, stands in ipairs(call('HMGET', K.jobs, unpack(ids, from, min(from + 999, count)))) do
+      if stands then seen[ids[from + n - 1]] = true end
+    end
+  end
+  local base = numbers_of(count)
+  stored, lines, plain = {}, {}, 0
+  for n = 1, count do
+    local id, begins, delay = ids[n], froms[n], delays[n]
+    local low, high, holder = byte(jobs, begins + FLAGS_AT - 1, begins + FLAGS_AT)
+    local is_keyed = has(low + 256 * high, UNIQUE + EXCLUSIVE)
+    if seen[id] then
+      holder = id
+    elseif not is_keyed and delay == 0 then
+      local line, seq = byte(jobs, begins + PRIORITY_AT - 1) * 2 + 1, pack('>I8', base + n)
+      plain = plain + 1
+      stored[2 * plain - 1] = id
+      stored[2 * plain] = 'r' .. seq .. sub(jobs, begins, begins + ENQUEUED_AT - 2) .. stamp .. stamp
+        .. sub(jobs, begins + LIMIT_AT - 1, begins + lengths[n] - 1)
+      local stubs = lines[line] or {}
+      stubs[#stubs + 1], lines[line] = seq .. id, stubs
+    else
+      flush()
+      local rec = sub(jobs, begins, begins + ENQUEUED_AT - 2) .. stamp .. p8(now + delay)
+        .. sub(jobs, begins + LIMIT_AT - 1, begins + lengths[n] - 1)
+      local p = is_keyed and parse(rec) or {}
+      holder = take_unique(id, p)
+      if not holder and delay == 0 then join(rec, p) end
+      if not holder and delay > 0 then put_scheduled(rec) end
+    end
+    if holder then held_by[#held_by + 1] = pack('<I4', n - 1) .. holder else seen[id] = true end
+  end
+  flush()
+  add('enqueued', count - #held_by)
+  local answer = pack('<I4', #held_by) .. concat(held_by)
+  remember(answer)
+  save_meta()
+  wake()
+  return reply(DONE, answer)
 end
-
-local answer = pack('<I4', #held_by) .. concat(held_by)
-remember(answer)
-save_meta()
-ring()
-return reply(DONE, answer)
+register('enqueue', enqueue, {})

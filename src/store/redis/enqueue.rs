@@ -12,7 +12,7 @@ use crate::job::{JobId, JobRecord, NewJob, QueueName};
 use crate::store::codec;
 use crate::store::{EnqueueRequest, Enqueued};
 
-/// Packs jobs for the script: the delay of each, and its record, whose times the store fills in.
+/// Packs jobs for the function: the delay of each, and its record, whose times the store fills in.
 fn packed<'a>(jobs: impl Iterator<Item = &'a (JobId, NewJob)>) -> Vec<u8> {
     let mut packed = Vec::new();
     for (id, new) in jobs {
@@ -51,6 +51,7 @@ impl RedisStore {
             let name = &run[0].1.queue;
             if !queues.contains_key(name) {
                 let queue = self.make_queue(name).await?;
+                self.check_partitions(&queue)?;
                 let share = run.len().div_ceil(queue.partitions.len());
                 let places = queue.partitions.iter();
                 let places = places.map(|_| Vec::with_capacity(share)).collect();
@@ -73,13 +74,12 @@ impl RedisStore {
                     continue;
                 }
                 let packed = packed(places.iter().map(|place| &jobs[*place]));
-                let (script, keys) = (&self.scripts().enqueue, partition.keys());
+                let (function, keys) = (&self.functions().enqueue, partition.keys());
                 let mut reply = self
-                    .request(script, keys, id, Verb::Enqueue, &[&packed])
+                    .request(function, keys, id, Verb::Enqueue, &[&packed])
                     .await?;
                 if reply.created {
-                    // A server that lost everything has forgotten its list of queues, too.
-                    self.write_queue(&queue.name, queue).await?;
+                    self.note_made(&partition).await?;
                 }
                 read_duplicates(&mut reply.body, places, &mut answers)?;
             }

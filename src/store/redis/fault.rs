@@ -1,8 +1,8 @@
 //! What can go wrong between here and the server, and what it is called outside.
 //!
-//! A call that was sent and not answered may have been applied: `Unavailable`, which is not certain.
-//! A refusal is certain only if it came before the first line of a script ran: an error out of the
-//! middle of one leaves what stands above that line.
+//! A call that was sent and not answered may have been applied: `Unavailable`, which is not
+//! certain. A refusal is certain only if it came before the first line of a script ran: an error
+//! out of the middle of one leaves what stands above that line.
 
 use std::sync::Arc;
 
@@ -13,6 +13,11 @@ use crate::error::{Error, ErrorKind};
 /// An error of the server or of the connection, in the words of the crate.
 pub(super) fn explain(error: &RedisError) -> Error {
     let (kind, detail) = match error.kind() {
+        _ if has_no_functions(error) => (
+            ErrorKind::Unsupported,
+            "the server has no functions: the store needs Redis 7.0 or later, or Valkey, with the \
+             commands FCALL and FUNCTION LOAD under their own names",
+        ),
         Cause::Server(refusal) => refused(refusal),
         Cause::Extension => refused_by_code(error.code().unwrap_or_default()),
         Cause::AuthenticationFailed => (
@@ -106,11 +111,18 @@ fn no_rights() -> (ErrorKind, &'static str) {
     )
 }
 
-/// The server names the script and the line when a command of a script failed.
+/// Whether the server does not know the commands that functions are loaded and called by.
+fn has_no_functions(error: &RedisError) -> bool {
+    error.detail().is_some_and(|text| {
+        text.contains("unknown command") && (text.contains("FCALL") || text.contains("FUNCTION"))
+    })
+}
+
+/// The server names the line when a command of a function failed.
 fn is_inside_script(error: &RedisError) -> bool {
     error
         .detail()
-        .is_some_and(|text| text.contains("@user_script"))
+        .is_some_and(|text| text.contains("@user_script") || text.contains("@user_function"))
 }
 
 /// Whether the two sides could not agree on who the server is.
@@ -193,6 +205,14 @@ mod tests {
             ("NOAUTH Authentication required.", K::Denied),
             ("WRONGPASS invalid username-password pair", K::Denied),
             ("ERR unknown command", K::Unexpected),
+            (
+                "ERR unknown command `FCALL`, with args beginning with: `f`",
+                K::Unsupported,
+            ),
+            (
+                "ERR unknown command 'FUNCTION', with args beginning with: 'LOAD'",
+                K::Unsupported,
+            ),
             (
                 "CROSSSLOT Keys in request don't hash to the same slot",
                 K::Unexpected,

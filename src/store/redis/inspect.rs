@@ -21,6 +21,36 @@ use crate::rules::issue::Issuer;
 use crate::store::bounded;
 use crate::store::codec::{self, Kinds};
 
+/// Counters of a partition, by name: the ledger, and what was lost.
+pub(super) const LEDGER: [&str; LEDGER_LENGTH] = [
+    "enqueued",
+    "granted",
+    "completed",
+    "retried",
+    "surrendered",
+    "buried",
+    "cancelled",
+    "expired_deadline",
+    "expired_stalled",
+    "expired_lifetime",
+    "revoked",
+    "late",
+    "fenced",
+    "pruned",
+    "purged",
+    "dead_by_expiry",
+    "lost_jobs",
+    "lost_grants",
+    "lost_books",
+    "lost_notes",
+    "lost_keys",
+];
+const LEDGER_LENGTH: usize = 16 + LOSSES;
+/// How many of them, the last, say what was lost.
+pub(super) const LOSSES: usize = 5;
+/// Those of them that say how leases ended, in the order of their codes in a record.
+pub(super) const ENDINGS: std::ops::Range<usize> = 2..11;
+
 fn no_cursor(cursor: &str) -> Error {
     let found = format!("{} bytes of text", cursor.len());
     Error::invalid("page", found, "a cursor of this store")
@@ -61,29 +91,40 @@ impl RedisStore {
     ) -> Result<(Timestamp, In)> {
         let rows = rows.to_string();
         let args = [question, after, &rows, more[0], more[1]].map(str::as_bytes);
-        let script = &self.scripts().inspect;
-        let reply = self.look(script, partition.keys(), &args).await?;
+        let function = &self.functions().inspect;
+        let reply = self.look(function, partition.keys(), &args).await?;
         Ok((reply.now, reply.body))
     }
 
     pub(super) async fn queue_views(&self) -> Result<Vec<QueueView>> {
         let mut views = Vec::new();
         for queue in self.all_queues().await? {
-            let mut view = QueueView::new(queue.name.clone());
-            let mut is_there = false;
-            for partition in queue.all(0) {
-                let (now, mut body) = self.ask(&partition, "queue", "", 0, ["", ""]).await?;
-                if !body.is_empty() {
-                    is_there = true;
-                    add_partition(&mut view, &mut body, now)?;
-                }
-            }
+            let partitions: Vec<_> = queue.all(0).collect();
+            let partitions: Vec<_> = partitions.iter().collect();
+            let (view, is_there) = self.view_of(&queue.name, &partitions).await?;
             // A queue is put on the list before its first job is stored.
             if is_there {
                 views.push(view);
             }
         }
         Ok(views)
+    }
+
+    /// What some partitions of a queue say together, and whether one of them is there.
+    pub(super) async fn view_of(
+        &self,
+        name: &QueueName,
+        partitions: &[&Partition],
+    ) -> Result<(QueueView, bool)> {
+        let (mut view, mut is_there) = (QueueView::new(name.clone()), false);
+        for partition in partitions {
+            let (now, mut body) = self.ask(partition, "queue", "", 0, ["", ""]).await?;
+            if !body.is_empty() {
+                is_there = true;
+                add_partition(&mut view, &mut body, now)?;
+            }
+        }
+        Ok((view, is_there))
     }
 
     async fn jobs(
@@ -166,8 +207,8 @@ impl RedisStore {
             // One more than asked for tells whether there is a next page.
             let wanted = (page.rows + 1 - rows.len()).to_string();
             let args = [after.as_bytes(), wanted.as_bytes()];
-            let script = &self.scripts().parked;
-            let mut body = self.look(script, partition.keys(), &args).await?.body;
+            let function = &self.functions().parked;
+            let mut body = self.look(function, partition.keys(), &args).await?.body;
             while !body.is_empty() {
                 let key = Key::new(body.text()?).map_err(|_| garbled())?;
                 let jobs = body.u64()?.min(ParkedView::MOST);
@@ -207,16 +248,23 @@ impl RedisStore {
                 format!("{deadline}:{token}")
             });
             let more = [more[0].as_str(), &more[1]];
-            let ask = self.ask(partition, "leases", &from, page.rows + 1, more);
-            let (now, mut body) = ask.await?;
-            if body.is_empty() {
-                continue;
-            }
-            for _ in 0..body.u32()? {
-                let (deadline, view) = row(&mut body, &partition.queue, now, &mut kinds)?;
-                let token = view.lease.as_ref().map(|lease| lease.token);
-                let token = token.ok_or_else(garbled)?;
-                rows.push(((deadline, token, at), view));
+            let (mut from, mut wanted) = (from, page.rows + 1);
+            // A step looks at so many grants, whether or not they are asked for.
+            while wanted > 0 {
+                let ask = self.ask(partition, "leases", &from, wanted, more);
+                let (now, mut body) = ask.await?;
+                let count = body.u32()?;
+                for _ in 0..count {
+                    let (deadline, view) = row(&mut body, &partition.queue, now, &mut kinds)?;
+                    let token = view.lease.as_ref().map(|lease| lease.token);
+                    let token = token.ok_or_else(garbled)?;
+                    rows.push(((deadline, token, at), view));
+                }
+                wanted = wanted.saturating_sub(count);
+                from = body.text()?.to_string();
+                if from.is_empty() {
+                    break;
+                }
             }
         }
         rows.sort_by_key(|(place, _)| *place);
@@ -234,7 +282,7 @@ impl RedisStore {
 
     async fn audit(&self, page: &Page) -> Result<Paged<AuditView>> {
         bounded("rows", page.rows, limits::PAGE_ROWS)?;
-        let key = &self.shared.home.all[0];
+        let key = &self.shared.home.named("audit");
         let end: i64 = if let Some(cursor) = &page.after {
             cursor.parse().map_err(|_| no_cursor(cursor))?
         } else {
@@ -297,34 +345,30 @@ fn leases_cursor(cursor: &str) -> Result<(u64, u64, usize)> {
 }
 
 pub(super) fn add_partition(view: &mut QueueView, body: &mut In, now: Timestamp) -> Result<()> {
-    let mut fields = [0; 46];
-    for field in &mut fields {
+    let (paused, relaxed) = (body.u64()?, body.u64()?);
+    view.paused |= paused == 1;
+    view.relaxed |= relaxed == 1;
+    let (last, floor) = (body.u64()?, body.u64()?);
+    let mut ledger = [0; LEDGER.len()];
+    for field in &mut ledger {
         *field = body.u64()?;
     }
-    let [_, paused, relaxed, _, last, floor, counts @ ..] = &fields;
-    view.paused |= *paused == 1;
-    view.relaxed |= *relaxed == 1;
-    let [
-        scheduled,
-        ready,
-        parked,
-        leased,
-        completed,
-        dead,
-        cancelled,
-        ledger @ ..,
-    ] = counts;
+    let mut counts = [0; 7];
+    for count in &mut counts {
+        *count = body.u64()?;
+    }
+    let [scheduled, ready, parked, live, completed, dead, cancelled] = counts;
     let sum = &mut view.counts;
     for (sum, part) in [
         (&mut sum.scheduled, scheduled),
         (&mut sum.ready, ready),
         (&mut sum.parked, parked),
-        (&mut sum.leased, leased),
+        (&mut sum.leased, live),
         (&mut sum.completed, completed),
         (&mut sum.dead, dead),
         (&mut sum.cancelled, cancelled),
     ] {
-        *sum = sum.saturating_add(*part);
+        *sum = sum.saturating_add(part);
     }
     view.ledger = view.ledger.plus(&Ledger {
         enqueued: ledger[0],
@@ -338,22 +382,19 @@ pub(super) fn add_partition(view: &mut QueueView, body: &mut In, now: Timestamp)
         expired_stalled: ledger[8],
         expired_lifetime: ledger[9],
         revoked: ledger[10],
-        live: ledger[11],
-        late: ledger[12],
-        fenced: ledger[13],
-        pruned: ledger[14],
-        purged: ledger[15],
-        dead_by_expiry: fields[45],
+        live,
+        late: ledger[11],
+        fenced: ledger[12],
+        pruned: ledger[13],
+        purged: ledger[14],
+        dead_by_expiry: ledger[15],
     });
     let is_ready = body.u8()? == 1;
     let oldest = now.since(body.time()?);
     if is_ready {
         view.oldest_ready = view.oldest_ready.max(Some(oldest));
     }
-    let issuer = Issuer {
-        last: *last,
-        floor: *floor,
-    };
+    let issuer = Issuer { last, floor };
     view.clock_behind = view.clock_behind.max(issuer.clock_behind(now));
     Ok(())
 }

@@ -1,66 +1,82 @@
 //! The names of all keys.
 //!
-//! All keys of a queue partition share the hash tag `{namespace:queue:partition}`, and so lie in one
-//! slot; those of the namespace share `{namespace}`. Names have no `:` and no braces, so that no name can
-//! steer a slot or reach into another namespace. Unique and exclusive keys, which may be any text,
-//! stand inside of values and never in the name of a key.
+//! All keys of a queue partition share the hash tag `{namespace:queue:partition}`, and so lie in
+//! one slot; those of the namespace share `{namespace}`. Names have no `:` and no braces, so that
+//! no name can steer a slot or reach into another namespace. Unique and exclusive keys, which may
+//! be any text, stand inside of values and never in the name of a key.
 //!
 //! | name behind the tag | type | content |
 //! |---|---|---|
-//! | `meta` | string | 46 counters of 8 bytes: layout, paused, relaxed, sequence, last token, floor, counts by state, ledger, jobs in each line, deaths by expiry |
-//! | `due` | sorted set | scheduled jobs: sequence and id, by run-at |
+//! | `meta` | hash | counters by name: layout, partitions, paused, relaxed, sequence, last token, floor, which lines may have jobs, the ledger, what was lost |
 //! | `jobs` | hash | id → state, place and record of every job |
+//! | `due` | sorted set | scheduled jobs: sequence and id, by run-at |
 //! | `park` | sorted set | jobs that wait behind another of their exclusive key: key, sequence, id, in that order |
 //! | `excl` | hash | exclusive key → id of its head |
 //! | `uniq` | hash | unique key → id of its holder, and until when if it has a window |
 //! | `uwin` | sorted set | unique keys with a window, by its end |
 //! | `done` `dead` `gone` | sorted sets | completed, dead and cancelled jobs: sequence and id, by time of their end |
 //! | `keep` | sorted set | ids of settled jobs, by the end of their retention |
-//! | `held` | hash | grant → terms, deadline, renewals, nonce, owner, task, which leases have ended; grant and zero → ids of its jobs |
+//! | `held` | hash | grant → deadline, renewals, nonce, terms, owner, task, which leases have ended; grant and zero → ids of its jobs |
 //! | `note` | hash | grant and place → cancel flag, progress and checkpoint of one lease |
 //! | `ends` | sorted set | live grants, by deadline |
-//! | `doze` `doze2` | sorted sets | sleepers by the end of their sleep; the second those who take suspects |
+//! | `sleep` | sorted set | sleepers, by the end of their sleep |
 //! | `0s` `0` … `7s` `7` | lists | ready jobs by priority, suspects apart: sequence and id |
 //! | `s:` session | hash | lane → sequence number, verb and answer of its last call |
 //! | `data:` and any name | any | the users' own, changed by `complete.lua` |
 //!
-//! In the namespace: `queues`, a hash: queue → number of partitions; `audit`, a list: the
-//! commands on record; `s:` session as above. Wake-ups are published on channels
-//! `namespace:bell:` and a random word.
+//! In the namespace: `queues`, a hash: queue → number of partitions and layout; `audit`, a list:
+//! the commands on record; `s:` session as above. Wake-ups are published on channels
+//! `namespace:wake:` and a random word.
+//!
+//! A function makes the names of a partition's keys from the first of its keys. That is one that
+//! never exists, and the second is one that usually does: while a slot moves to another node of a
+//! cluster, the server refuses a call of which it has some keys and not others, so that no call
+//! sees half of a partition.
 
 use crate::job::{Namespace, QueueName};
+use crate::rules::order;
 use crate::store::SessionId;
 
-const PARTS: [&str; 32] = [
-    "meta", "due", "jobs", "park", "excl", "uniq", "uwin", "done", "dead", "gone", "keep", "held",
-    "note", "ends", "doze", "doze2", "0s", "0", "1s", "1", "2s", "2", "3s", "3", "4s", "4", "5s",
-    "5", "6s", "6", "7s", "7",
-];
+/// Lists of ready jobs: of each priority the suspects' and the others'.
+pub(super) const LINES: usize = order::TIERS;
+
+/// The name of a line: the priority, and `s` if it is the suspects'.
+pub(super) fn line(at: usize) -> String {
+    let suffix = if order::is_suspects(at) { "s" } else { "" };
+    format!("{}{suffix}", at / 2)
+}
 
 /// Keys that share a slot.
 #[derive(Debug)]
 pub(super) struct Keys {
     tag: String,
-    /// In the order in which the scripts number them.
-    pub(super) all: Vec<Vec<u8>>,
+    /// A key that never exists, from which the functions make the names of the others.
+    pub(super) none: Vec<u8>,
+    pub(super) meta: Vec<u8>,
+    /// The queue of a partition, and how many of them it has.
+    pub(super) queue: Option<(QueueName, u16)>,
 }
 
 impl Keys {
-    /// Those of a queue partition.
-    pub(super) fn of(namespace: &Namespace, queue: &QueueName, partition: u16) -> Self {
-        Self::tagged(format!("{{{namespace}:{queue}:{partition}}}:"), &PARTS)
+    /// Those of one of so many partitions of a queue.
+    pub(super) fn of(namespace: &Namespace, queue: &QueueName, number: u16, all: u16) -> Self {
+        Self {
+            queue: Some((queue.clone(), all)),
+            ..Self::tagged(format!("{{{namespace}:{queue}:{number}}}:"))
+        }
     }
 
     /// Those of the namespace.
     pub(super) fn home(namespace: &Namespace) -> Self {
-        Self::tagged(format!("{{{namespace}}}:"), &["audit"])
+        Self::tagged(format!("{{{namespace}}}:"))
     }
 
-    fn tagged(tag: String, parts: &[&str]) -> Self {
-        let all = parts.iter().map(|part| format!("{tag}{part}").into_bytes());
+    fn tagged(tag: String) -> Self {
         Self {
-            all: all.collect(),
+            none: format!("{tag}none").into_bytes(),
+            meta: format!("{tag}meta").into_bytes(),
             tag,
+            queue: None,
         }
     }
 
@@ -84,20 +100,17 @@ impl Keys {
 
 /// The channel on which a store handle hears of work.
 pub(super) fn channel(namespace: &Namespace) -> String {
-    format!("{namespace}:bell:{:016x}", fastrand::u64(..))
+    format!("{namespace}:wake:{:016x}", fastrand::u64(..))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn keys(namespace: &str, queue: &str, partition: u16) -> Vec<Vec<u8>> {
+    fn keys(namespace: &str, queue: &str, partition: u16) -> Keys {
         let namespace = Namespace::new(namespace).unwrap();
         let queue = QueueName::new(queue).unwrap();
-        let keys = Keys::of(&namespace, &queue, partition);
-        let mut all = keys.all;
-        all.extend(Keys::home(&namespace).all);
-        all
+        Keys::of(&namespace, &queue, partition, 4)
     }
 
     #[test]
@@ -110,7 +123,8 @@ mod tests {
             ("a.b", "b", 0),
             ("a-b", "0", 0),
         ] {
-            all.extend(keys(namespace, queue, partition));
+            all.push(keys(namespace, queue, partition).meta);
+            all.push(Keys::home(&Namespace::new(namespace).unwrap()).meta);
         }
         let home_of_a = 2;
         let count = all.len() - home_of_a;
@@ -121,7 +135,8 @@ mod tests {
 
     #[test]
     fn the_keys_of_a_partition_share_their_tag() {
-        for key in &keys("n", "q", 3)[..PARTS.len()] {
+        let keys = keys("n", "q", 3);
+        for key in [keys.none.clone(), keys.meta.clone(), keys.named("jobs")] {
             assert!(key.starts_with(b"{n:q:3}:"));
         }
     }

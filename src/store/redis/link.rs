@@ -2,9 +2,10 @@
 //!
 //! One connection carries all calls of a handle. When it breaks, the calls that are under way
 //! fail, *unknown*; the next one dials again, and whoever comes meanwhile waits for that
-//! attempt and shares its outcome, so that a process does not stampede. Attempts are spread by full jitter up
-//! to a second. Nothing is repeated here but a call that the server did not run because it did not
-//! know the script: the caller has the request id, and knows whether a repeat is worth it.
+//! attempt and shares its outcome, so that a process does not stampede. Attempts are spread by full
+//! jitter up to a second. Nothing is repeated here but a call that the server did not run because
+//! it did not know the function: the caller has the request id, and knows whether a repeat is worth
+//! it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -30,45 +31,79 @@ use crate::retry::RetryPolicy;
 const REDIAL: RetryPolicy =
     RetryPolicy::exponential(Duration::from_millis(50), Duration::from_secs(1));
 
-/// How often a script is loaded for one call: a server that restarts in between forgets it again.
+/// How often a library is loaded for one call: a server that restarts in between forgets it again.
 const LOADS: usize = 3;
 
-/// Bytes of a call beside its keys and arguments, about.
-const FRAME: usize = 64;
+/// Digits of a library's hash that stand in its name.
+const HASH: usize = 12;
 
-/// A script, known to the server by the hash of its text.
+/// Bytes of a call beside its keys and arguments, about.
+const FRAME: usize = 96;
+
+/// A library of functions: its text, and its name, which has the hash of it.
 #[derive(Debug)]
-pub(crate) struct Script {
-    pub(crate) name: &'static str,
-    pub(crate) body: String,
-    pub(crate) sha: String,
+pub(crate) struct Library {
+    name: String,
+    text: String,
 }
 
-impl Script {
-    pub(crate) fn new(name: &'static str, body: impl Into<String>) -> Self {
-        let body = body.into();
-        let sha = redis::Script::new(&body).get_hash().to_owned();
-        Self { name, body, sha }
+impl Library {
+    /// The text finds the beginning of all names of functions in `LIBRARY`.
+    pub(crate) fn new(name: &str, text: &str) -> Arc<Self> {
+        let hash = redis::Script::new(text).get_hash().to_owned();
+        let name = format!("{name}_{}", &hash[..HASH]);
+        let text = format!("#!lua name={name}\nlocal LIBRARY = '{name}_'\n{text}");
+        Arc::new(Self { name, text })
     }
 
+    pub(crate) fn function(self: &Arc<Self>, verb: &'static str) -> Function {
+        Function {
+            verb,
+            name: format!("{}_{verb}", self.name),
+            library: Arc::clone(self),
+        }
+    }
+
+    /// The command that loads it.
+    pub(crate) fn load(&self) -> Cmd {
+        let mut load = redis::cmd("FUNCTION");
+        load.arg("LOAD").arg(&self.text);
+        load
+    }
+}
+
+/// A function of a library.
+#[derive(Debug)]
+pub(crate) struct Function {
+    verb: &'static str,
+    name: String,
+    library: Arc<Library>,
+}
+
+impl Function {
     /// A call of it.
     pub(crate) fn with(&self, keys: &[&[u8]], args: &[&[u8]]) -> Cmd {
         let parts = keys.iter().chain(args);
         let bytes = parts.map(|part| part.len()).sum::<usize>();
         let mut call = Cmd::with_capacity(keys.len() + args.len() + 3, bytes + FRAME);
-        call.arg("EVALSHA").arg(&self.sha);
+        call.arg("FCALL").arg(&self.name);
         call.arg(keys.len()).arg(keys).arg(args);
         call
+    }
+
+    #[cfg(feature = "doctor")]
+    pub(crate) fn library(&self) -> &Library {
+        &self.library
     }
 }
 
 /// A way to the servers. Clones share it.
 #[derive(Clone)]
 pub(crate) struct Link {
-    shared: Arc<Shared>,
+    shared: Arc<SharedLink>,
 }
 
-struct Shared {
+struct SharedLink {
     dialer: Arc<Dialer>,
     /// Drives the connections, whoever calls.
     runtime: Handle,
@@ -95,12 +130,12 @@ impl fmt::Debug for Link {
 }
 
 impl Link {
-    /// A way to the servers that the options name. Connects at the first call; must be called on the
-    /// runtime that shall drive the connection.
+    /// A way to the servers that the options name. Connects at the first call; must be called on
+    /// the runtime that shall drive the connection.
     ///
     /// # Errors
-    /// `InvalidInput` for a URL that makes no sense, a certificate that cannot be read, or outside of
-    /// a runtime.
+    /// `InvalidInput` for a URL that makes no sense, a certificate that cannot be read, or outside
+    /// of a runtime.
     pub(crate) fn open(options: &RedisOptions) -> Result<Self> {
         let address = Address::parse(options.url())?;
         if let Some((name, value)) = address.settings.first() {
@@ -125,7 +160,7 @@ impl Link {
             .caused_by(error)
             .during(Verb::Open)
         })?;
-        let shared = Shared {
+        let shared = SharedLink {
             dialer,
             runtime,
             current: RwLock::new(None),
@@ -150,48 +185,49 @@ impl Link {
         Listener::new(&self.shared.dialer, channel).await
     }
 
-    /// Runs a script on the node of the first key.
+    /// Calls a function on the node of the first key.
     ///
     /// # Errors
     /// See [`explain`]: unknown, unless the kind is certain.
     pub(crate) async fn call(
         &self,
-        script: &Script,
+        function: &Function,
         keys: &[&[u8]],
         args: &[&[u8]],
     ) -> Result<Value> {
         let place = keys.first().copied().unwrap_or_default();
         let mut loads = 0;
         loop {
-            match self.send(place, script.with(keys, args)).await? {
+            match self.send(place, function.with(keys, args)).await? {
                 Ok(value) => return Ok(value),
-                Err(error) if is_unknown_script(&error) && loads < LOADS => {
+                Err(error) if is_unknown_function(&error) && loads < LOADS => {
                     loads += 1;
-                    tracing::debug!(script = script.name, "loading a script");
-                    self.load(script, place, loads > 1).await?;
+                    tracing::debug!(verb = function.verb, "loading the library");
+                    self.load(&function.library, place, loads > 1).await?;
                 }
                 Err(error) => return Err(self.named(&error)),
             }
         }
     }
 
-    /// Loads a script on the node of a key, or everywhere: while a slot is on its way, some of its
-    /// calls are sent on to a node that does not own it yet.
-    async fn load(&self, script: &Script, key: &[u8], everywhere: bool) -> Result<()> {
-        let mut load = redis::cmd("SCRIPT");
-        load.arg("LOAD").arg(&script.body);
+    /// Loads a library on the node of a key, or everywhere: while a slot is on its way, some of its
+    /// calls are sent on to a node that does not own it yet. Others may have done so meanwhile.
+    async fn load(&self, library: &Library, key: &[u8], everywhere: bool) -> Result<()> {
         if everywhere && let Wire::Cluster(mut connection) = self.connected().await?.wire {
             let all = (
                 MultipleNodeRoutingInfo::AllMasters,
                 Some(ResponsePolicy::AllSucceeded),
             );
-            // A node that is down may be of no concern; the call itself will tell.
+            // A node that is down may be of no concern, and most of them have it; the call itself
+            // will tell.
             let _ = connection
-                .route_command(load, RoutingInfo::MultiNode(all))
+                .route_command(library.load(), RoutingInfo::MultiNode(all))
                 .await;
-            return Ok(());
         }
-        self.run(key, load).await.map(drop)
+        match self.send(key, library.load()).await? {
+            Err(error) if !is_there(&error) => Err(self.named(&error)),
+            _ => Ok(()),
+        }
     }
 
     /// Runs a plain command on the node of `key`, which it need not name.
@@ -283,7 +319,7 @@ impl Link {
     }
 }
 
-impl Shared {
+impl SharedLink {
     fn current(&self) -> Option<Open> {
         let current = self.current.read();
         current.unwrap_or_else(PoisonError::into_inner).clone()
@@ -313,8 +349,15 @@ impl Shared {
     }
 }
 
-fn is_unknown_script(error: &RedisError) -> bool {
-    error.kind() == redis::ErrorKind::Server(ServerErrorKind::NoScript)
+fn is_unknown_function(error: &RedisError) -> bool {
+    let said = error.detail();
+    said.is_some_and(|said| said.contains("Function not found"))
+}
+
+/// Whether a library could not be loaded because somebody has.
+pub(super) fn is_there(error: &RedisError) -> bool {
+    let said = error.detail();
+    said.is_some_and(|said| said.starts_with("Library ") && said.contains("already exists"))
 }
 
 /// The slot of a key: of what is between the first braces, or of all of it.

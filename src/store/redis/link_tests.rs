@@ -13,7 +13,7 @@ use redis::Value;
 use tokio::task::JoinSet;
 
 use super::RedisOptions;
-use super::link::{Link, Script};
+use super::link::{Function, Library, Link};
 use crate::error::{Error, ErrorKind, Result};
 use leasehold_support::certs::Authority;
 use leasehold_support::redis::{AOF, Cluster, PATIENCE, SentinelSet, Server, Standalone};
@@ -23,8 +23,11 @@ fn link(url: &str) -> Link {
 }
 
 /// Counts up at a key, and answers the count.
-fn counter() -> Script {
-    Script::new("count", "#!lua\nreturn redis.call('INCR', KEYS[1])")
+fn counter() -> Function {
+    let text = "redis.register_function(LIBRARY .. 'count', function(keys)
+        return redis.call('INCR', keys[1])
+    end)";
+    Library::new("test", text).function("count")
 }
 
 async fn count(link: &Link, key: &str) -> Result<i64> {
@@ -69,10 +72,10 @@ async fn a_link_outlives_its_server() {
         let error = count(&link, "n").await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");
         one.server.restart();
-        // The server has forgotten the script; the link loads it again.
+        // The server may have forgotten the library; the link loads it again.
         assert_eq!(count_at_last(&link, "n").await, 2 + round);
     }
-    one.server.tell::<()>(&["SCRIPT", "FLUSH"]);
+    one.server.tell::<()>(&["FUNCTION", "FLUSH"]);
     assert_eq!(count(&link, "n").await.unwrap(), 5);
 }
 
@@ -282,8 +285,7 @@ async fn who_is_not_let_in_hears_so() {
     // The script had begun when it was stopped.
     assert_eq!(inside.kind(), ErrorKind::Unexpected, "{inside:?}");
 
-    one.server
-        .tell::<()>(&["ACL", "SETUSER", "app", "-evalsha"]);
+    one.server.tell::<()>(&["ACL", "SETUSER", "app", "-fcall"]);
     let before = count(&link(one.url()), "n").await.unwrap_err();
     assert_eq!(before.kind(), ErrorKind::Denied, "{before:?}");
     assert!(!before.is_transient() && before.kind().is_certain());
@@ -298,7 +300,7 @@ async fn who_is_not_let_in_hears_so() {
 
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
-async fn what_is_published_is_heard_and_silence_is_noticed() {
+async fn what_is_published_arrives_and_silence_is_noticed() {
     let mut one = Standalone::start(&[]);
     let link = link(one.url());
     let mut listener = link.listen("bell").await.unwrap();

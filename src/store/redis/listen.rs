@@ -18,24 +18,24 @@ const PULSE: Duration = Duration::from_secs(5);
 
 /// A subscription to one channel.
 pub(crate) struct Listener {
-    heard: UnboundedReceiver<PushInfo>,
+    pushes: UnboundedReceiver<PushInfo>,
     connection: MultiplexedConnection,
 }
 
 impl Listener {
     pub(super) async fn new(dialer: &Dialer, channel: &str) -> Result<Self> {
-        let (say, heard) = unbounded_channel();
+        let (say, pushes) = unbounded_channel();
         let mut connection = dialer.listening(&say).await?;
         let subscribed = connection.subscribe(channel).await;
         subscribed.map_err(|error| explain(&error))?;
-        Ok(Self { heard, connection })
+        Ok(Self { pushes, connection })
     }
 
     /// The next word; none when the connection is gone. May be dropped and called again: nothing is
     /// lost by that.
     pub(crate) async fn next(&mut self) -> Option<Vec<u8>> {
         loop {
-            let Ok(push) = tokio::time::timeout(PULSE, self.heard.recv()).await else {
+            let Ok(push) = tokio::time::timeout(PULSE, self.pushes.recv()).await else {
                 let ping = redis::cmd("PING");
                 self.connection.send_packed_command(&ping).await.ok()?;
                 continue;

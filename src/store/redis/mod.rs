@@ -1,9 +1,9 @@
 //! Many machines: the store on Redis or Valkey, 7.0 or later.
 //!
-//! Every verb is one script per queue partition, and the scripts are the store: what they do is
+//! Every verb is one function per queue partition, and the functions are the store: what they do is
 //! atomic, what is here packs their arguments and reads their answers. Every job lies under its id;
-//! lines of ready jobs and grants of leased ones name it by that. A grant has one deadline for all of
-//! its leases. [`keys`] names everything that is stored.
+//! lines of ready jobs and grants of leased ones name it by that. A grant has one deadline for all
+//! of its leases. [`keys`] names everything that is stored.
 //!
 //! The time is the server's. A partition of a queue is an issuer of tokens of its own; a handle
 //! shows each issuer the largest token it has seen, so that the tokens of one process grow across
@@ -30,11 +30,11 @@ use crate::job::{Namespace, QueueName};
 use crate::lease::Verdict;
 use crate::rules::issue::WhenBehind;
 use keys::Keys;
-use link::{Link, Script};
+use library::{BY_HAND, Functions, SERVERS};
+use link::{Function, Link};
 use queue::Queues;
-use script::{BY_HAND, SERVERS, Scripts};
 use session::Sessions;
-use wait::Bells;
+use wait::Sleepers;
 use wire::{In, garbled};
 
 mod acl;
@@ -53,15 +53,17 @@ mod enqueue;
 mod fault;
 mod inspect;
 mod keys;
+mod library;
 mod link;
 #[cfg(all(test, unix))]
 mod link_tests;
 mod listen;
+#[cfg(feature = "doctor")]
+pub(crate) mod mend;
 mod prune;
 mod queue;
 mod reap;
 mod renew;
-mod script;
 mod session;
 mod settle;
 mod step;
@@ -121,7 +123,7 @@ impl RedisOptions {
         self
     }
 
-    /// Another clock than the server's, for tests: the scripts are the same.
+    /// Another clock than the server's, for tests: the functions are the same.
     #[must_use]
     pub fn clock(mut self, clock: impl Clock) -> Self {
         self.clock = Some(Arc::new(clock));
@@ -155,7 +157,7 @@ struct Shared {
     home: Keys,
     sessions: Sessions,
     queues: Queues,
-    bells: Bells,
+    sleepers: Sleepers,
     /// The largest token that this handle has seen.
     seen: AtomicU64,
 }
@@ -176,7 +178,7 @@ impl RedisStore {
         let link = Link::open(&options).map_err(at)?;
         let shared = Shared {
             home: Keys::home(&options.namespace),
-            bells: Bells::new(&options.namespace),
+            sleepers: Sleepers::new(&options.namespace),
             options,
             sessions: Sessions::default(),
             queues: Queues::default(),
@@ -188,49 +190,47 @@ impl RedisStore {
         })
     }
 
-    fn scripts(&self) -> &'static Scripts {
+    fn functions(&self) -> &'static Functions {
         match self.shared.options.clock {
             None => &SERVERS,
             Some(_) => &BY_HAND,
         }
     }
 
-    /// Runs a script. The last argument shows a test's clock to those that go by hand.
-    async fn call(&self, script: &Script, keys: &[&[u8]], args: &[&[u8]]) -> Result<Reply> {
+    /// Calls a function. The last argument shows a test's clock to those that go by hand.
+    async fn call(&self, function: &Function, keys: &[&[u8]], args: &[&[u8]]) -> Result<Reply> {
         let clock = self.shared.options.clock.as_ref();
         let shown = clock.map(|clock| clock.now().as_micros().to_string());
         let mut args = args.to_vec();
         args.extend(shown.as_ref().map(String::as_bytes));
-        match self.link.call(script, keys, &args).await? {
+        match self.link.call(function, keys, &args).await? {
             Value::BulkString(answer) => Reply::read(answer),
             _ => Err(garbled()),
         }
     }
 
-    /// Runs a script that changes nothing that must not be changed twice.
-    async fn look(&self, script: &Script, keys: &Keys, args: &[&[u8]]) -> Result<Reply> {
-        let keys: Vec<&[u8]> = keys.all.iter().map(Vec::as_slice).collect();
-        self.call(script, &keys, args).await
+    /// Calls a function that changes nothing that must not be changed twice.
+    async fn look(&self, function: &Function, keys: &Keys, args: &[&[u8]]) -> Result<Reply> {
+        self.call(function, &[&keys.none, &keys.meta], args).await
     }
 
-    /// Runs a script under a request, whose first argument it is.
+    /// Calls a function under a request, whose first argument it is.
     async fn request(
         &self,
-        script: &Script,
+        function: &Function,
         keys: &Keys,
         request: RequestId,
         verb: Verb,
         args: &[&[u8]],
     ) -> Result<Reply> {
-        self.request_step(script, (keys, &[]), request, verb, 0, args)
+        self.request_step(function, (keys, &[]), request, verb, 0, args)
             .await
     }
 
-    /// The same for one step of a call, with more keys of the same slot between those of the
-    /// partition and the session.
+    /// The same for one step of a call, with more keys of the same slot.
     async fn request_step(
         &self,
-        script: &Script,
+        function: &Function,
         (keys, more): (&Keys, &[&[u8]]),
         request: RequestId,
         verb: Verb,
@@ -239,18 +239,17 @@ impl RedisStore {
     ) -> Result<Reply> {
         let session = keys.session(request.session);
         let name = self.sending(keys, &session, request, verb, step).await?;
-        let mut all: Vec<&[u8]> = keys.all.iter().map(Vec::as_slice).collect();
+        let mut all: Vec<&[u8]> = vec![&keys.none, &session];
         all.extend_from_slice(more);
-        all.push(&session);
         let mut with: Vec<&[u8]> = vec![&name];
         with.extend_from_slice(args);
-        let reply = self.call(script, &all, &with).await?;
+        let reply = self.call(function, &all, &with).await?;
         let sessions = &self.shared.sessions;
-        sessions.heard(request, keys.tag(), step, reply.now);
+        sessions.note_answer(request, keys.tag(), step, reply.now);
         Ok(reply)
     }
 
-    /// The request as the scripts read it; the partition remembers its session from here on.
+    /// The request as the functions read it; the partition remembers its session from here on.
     async fn sending(
         &self,
         keys: &Keys,
@@ -260,19 +259,25 @@ impl RedisStore {
         step: usize,
     ) -> Result<Vec<u8>> {
         let sessions = &self.shared.sessions;
-        if let Some(heard) = sessions.greeting(request, keys.tag())? {
-            let heard = heard.as_micros().to_string();
-            let open = &self.scripts().open;
-            let reply = self.call(open, &[session], &[heard.as_bytes()]).await?;
-            sessions.met(request.session, keys.tag(), reply.now);
+        if let Some(used) = sessions.introduction(request, keys.tag())? {
+            let used = used.as_micros().to_string();
+            let open = &self.functions().open;
+            let reply = self
+                .call(open, &[&keys.none, session], &[used.as_bytes()])
+                .await?;
+            sessions.introduced(request.session, keys.tag(), reply.now);
+            if let (Some(queue), false) = (&keys.queue, reply.body.is_empty()) {
+                // Its line on the list of queues may have been lost.
+                self.write_queue(queue).await?;
+            }
         }
         sessions.sending(request, verb, step, keys.tag())
     }
 
     /// What the store's clock shows.
     async fn now(&self) -> Result<Timestamp> {
-        let slot = &self.shared.home.all[0];
-        let reply = self.call(&self.scripts().open, &[slot], &[b"-1"]).await?;
+        let (open, home) = (&self.functions().open, &self.shared.home);
+        let reply = self.look(open, home, &[b"-1"]).await?;
         Ok(reply.now)
     }
 
@@ -286,11 +291,11 @@ impl RedisStore {
 impl RedisStore {
     /// Names the verb and the store in an error of a call that may go to several partitions.
     fn told(&self, request: RequestId, verb: Verb) -> impl Fn(Error) -> Error {
-        move |error| at(verb)(self.shared.sessions.doubted(request, error))
+        move |error| at(verb)(self.shared.sessions.of_whole_call(request, error))
     }
 }
 
-/// What a script said.
+/// What a function said.
 struct Reply {
     now: Timestamp,
     /// The partition was not there before.
@@ -298,16 +303,30 @@ struct Reply {
     body: In,
 }
 
+/// What a call can come to; the functions know it by these names.
+const STATUS: [(&str, u8); 7] = [
+    ("DONE", DONE),
+    ("LOST", LOST),
+    ("OVERTAKEN", OVERTAKEN),
+    ("MIXED_UP", MIXED_UP),
+    ("AHEAD", AHEAD),
+    ("CROWDED", CROWDED),
+    ("FOREIGN", FOREIGN),
+];
+const DONE: u8 = 0;
 const LOST: u8 = 1;
 const OVERTAKEN: u8 = 2;
 const MIXED_UP: u8 = 3;
 const AHEAD: u8 = 4;
 /// There is more to do before a claim than one call should take.
 const CROWDED: u8 = 5;
+/// Another version of the crate made the partition.
+const FOREIGN: u8 = 6;
 
 fn refusal(status: u8) -> Result<()> {
     match status {
-        0 => Ok(()),
+        DONE => Ok(()),
+        FOREIGN => Err(queue::other_layout("a partition of the queue")),
         LOST => Err(session::not_open()),
         OVERTAKEN => Err(session::overtaken()),
         MIXED_UP => Err(session::mixed_up()),
@@ -361,7 +380,12 @@ impl Store for RedisStore {
     }
 
     async fn open_session(&self) -> Result<SessionId> {
-        let now = self.now().await.map_err(at(Verb::Open))?;
+        let opened = async {
+            // A namespace of another layout is refused before anything is done in it.
+            self.all_queues().await?;
+            self.now().await
+        };
+        let now = opened.await.map_err(at(Verb::Open))?;
         Ok(self.shared.sessions.open(now))
     }
 
@@ -406,6 +430,10 @@ impl Store for RedisStore {
     async fn wait(&self, queues: &[QueueName], suspects: bool, limit: Duration) -> Result<()> {
         let wait = self.wait_for(queues, suspects, limit);
         wait.await.map_err(at(Verb::Wait))
+    }
+
+    fn longest_wait(&self) -> Duration {
+        wait::LONGEST
     }
 
     async fn prune(&self, request: PruneRequest) -> Result<u64> {

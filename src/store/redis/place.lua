@@ -1,49 +1,58 @@
--- place: where jobs are put, and how they are taken out again. What stands in JOBS is
--- [state][seq][settled at][kept until][record]; of a leased job, [l][grant][place][0][record].
-local function is_suspect(rec) return u4(rec, 13) >= 2 end
-local function line_of(rec) return byte(rec, 6) * 2 + (is_suspect(rec) and 0 or 1) end
-local function line_key(line) return KEYS[FIRST_LINE + line] end
-local function entry(state, seq, rec, at, keep)
-  return state .. seq .. p8(at or 0) .. p8(keep or 0) .. rec
+-- place: where jobs are put, and how they are taken out again. JOBS has of every job a letter for
+-- its state, where it stands, and its record:
+--   r, p, s  ready, parked, scheduled: [seq][record]
+--   l        leased: [grant][u16 place in it][record]
+--   c, d, x  completed, dead, cancelled: [seq][u64 settled at][u64 kept until][record]
+local BEFORE = { l = 12, c = 26, d = 26, x = 26 }
+local function record_in(stands) return sub(stands, BEFORE[sub(stands, 1, 1)] or 10) end
+
+local function is_suspect(rec) return u4(rec, EXPIRIES_AT) >= SUSPECT end
+local function line_of(rec) return byte(rec, PRIORITY_AT) * 2 + (is_suspect(rec) and 0 or 1) end
+-- Notes that a line may have jobs. Nobody unmarks the usual one, whatever becomes of it.
+local function mark_line(line)
+  if line == USUAL_LINE then return end
+  local bits = field('lines')
+  if floor(bits / 2 ^ line) % 2 == 0 then set('lines', bits + 2 ^ line) end
+end
+local function count_ready(line)
+  if line % 2 == 0 then suspicious = suspicious + 1 else ready = ready + 1 end
 end
 
 -- Puts a job at an end of its line, which has of it [seq][id]. A job that is taken out elsewhere
 -- leaves that behind: it is stale once JOBS has another state or number.
-local function put(rec, command)
+local function put(command, rec)
   local line, id, seq = line_of(rec), id_of(rec), next_seq()
-  call('HSET', JOBS, id, entry('r', seq, rec))
-  call(command, line_key(line), seq .. id)
-  add(IN_LINE + line, 1)
-  add(N_READY, 1)
-  if line % 2 == 0 then alarms = alarms + 1 else bells = bells + 1 end
+  call('HSET', K.jobs, id, 'r' .. seq .. rec)
+  call(command, K[line], seq .. id)
+  mark_line(line)
+  count_ready(line)
 end
-local function put_back(rec) put(rec, 'RPUSH') end
+local function put_back(rec) put('RPUSH', rec) end
 -- Puts jobs ahead of everything in their lines, in token order.
+local function is_older(a, b) return a.token < b.token end
 local function put_front(jobs)
-  table.sort(jobs, function(a, b) return a.token < b.token end)
-  for at = #jobs, 1, -1 do put(jobs[at].rec, 'LPUSH') end
+  table.sort(jobs, is_older)
+  for at = #jobs, 1, -1 do put('LPUSH', jobs[at].rec) end
 end
 
 -- The parked of a key lie together, and those of no other key between them.
 local function line_of_key(key) return string.gsub(key, '%z', '\0\255') .. '\0\0' end
 local function first_parked(key)
   local prefix = line_of_key(key)
-  return call('ZRANGE', PARK, '[' .. prefix, '(' .. sub(prefix, 1, -2) .. '\1', 'BYLEX', 'LIMIT', 0, 1)[1]
+  return call('ZRANGE', K.park, '[' .. prefix, '(' .. sub(prefix, 1, -2) .. '\1', 'BYLEX', 'LIMIT', 0, 1)[1]
 end
 
 -- A job falls due: it goes to the back of its line, or behind the others of its exclusive key.
 local function join(rec, p)
   local id = id_of(rec)
   if p.exclusive then
-    local head = call('HGET', EXCL, p.exclusive)
+    local head = call('HGET', K.excl, p.exclusive)
     if not head then
-      call('HSET', EXCL, p.exclusive, id)
+      call('HSET', K.excl, p.exclusive, id)
     elseif head ~= id then
       local seq = next_seq()
-      call('ZADD', PARK, 0, line_of_key(p.exclusive) .. seq .. id)
-      call('HSET', JOBS, id, entry('p', seq, rec))
-      add(N_READY, 1)
-      add(N_PARKED, 1)
+      call('ZADD', K.park, 0, line_of_key(p.exclusive) .. seq .. id)
+      call('HSET', K.jobs, id, 'p' .. seq .. rec)
       return
     end
   end
@@ -51,55 +60,61 @@ local function join(rec, p)
 end
 
 local function put_scheduled(rec)
-  local run_at, seq = u8(rec, 41), next_seq()
-  local first = call('ZRANGE', DUE, 0, 0, 'WITHSCORES')
-  if not first[2] or run_at < tonumber(first[2]) then bells = bells + 1 end
-  call('ZADD', DUE, run_at, seq .. id_of(rec))
-  call('HSET', JOBS, id_of(rec), entry('s', seq, rec))
-  add(N_SCHEDULED, 1)
+  local run_at, seq = u8(rec, RUN_AT), next_seq()
+  local first = call('ZRANGE', K.due, 0, 0, 'WITHSCORES')
+  if not first[2] or run_at < tonumber(first[2]) then ready = ready + 1 end
+  call('ZADD', K.due, run_at, seq .. id_of(rec))
+  set('due', 1)
+  call('HSET', K.jobs, id_of(rec), 's' .. seq .. rec)
 end
 
 -- Takes the job's unique key, or names the job that holds it.
 local function take_unique(id, p)
   if not p.unique then return nil end
-  local held = call('HGET', UNIQ, p.unique)
+  local held = call('HGET', K.uniq, p.unique)
   if held and sub(held, 1, 16) ~= id and (#held == 16 or u8(held, 17) > now) then
     return sub(held, 1, 16)
   end
   local till = p.window and now + p.window
-  call('HSET', UNIQ, p.unique, till and id .. p8(till) or id)
-  if till then call('ZADD', UWIN, till, p.unique) end
+  call('HSET', K.uniq, p.unique, till and id .. p8(till) or id)
+  if till then
+    call('ZADD', K.uwin, till, p.unique)
+  elseif held and #held > 16 then
+    call('ZREM', K.uwin, p.unique)
+  end
   return nil
 end
 local function free_unique(id, p)
-  if p.unique and call('HGET', UNIQ, p.unique) == id then call('HDEL', UNIQ, p.unique) end
+  if p.unique and call('HGET', K.uniq, p.unique) == id then call('HDEL', K.uniq, p.unique) end
 end
 
-local function forget(id) call('HDEL', JOBS, id) end
-
--- If the job is the head of its exclusive key, the next one takes its place.
+-- If the job is the head of its exclusive key, the next one takes its place. A head that nobody
+-- remembers was lost with EXCL: then it may be this one.
 local function free_exclusive(id, p)
-  if not p.exclusive or call('HGET', EXCL, p.exclusive) ~= id then return end
+  if not p.exclusive then return end
+  local head = call('HGET', K.excl, p.exclusive)
+  if head and head ~= id then return end
   local next = first_parked(p.exclusive)
-  if not next then
-    call('HDEL', EXCL, p.exclusive)
-    return
+  while next do
+    call('ZREM', K.park, next)
+    local follower = sub(next, -16)
+    local stands = call('HGET', K.jobs, follower)
+    if stands then
+      call('HSET', K.excl, p.exclusive, follower)
+      put_back(record_in(stands))
+      return
+    end
+    add('lost_jobs', 1)
+    next = first_parked(p.exclusive)
   end
-  local follower = sub(next, -16)
-  local rec = sub(call('HGET', JOBS, follower), 26)
-  call('ZREM', PARK, next)
-  forget(follower)
-  call('HSET', EXCL, p.exclusive, follower)
-  add(N_READY, -1)
-  add(N_PARKED, -1)
-  put_back(rec)
+  if head then call('HDEL', K.excl, p.exclusive) end
 end
 
 -- Where a job goes whose life is over: until when it is kept, or nil.
 local NEVER = 9007199254740992
 local function kept_until(state, p)
   if state == 'd' then return NEVER end
-  if state == 'x' then return now + math.max(p.retention or 0, CANCELLED_RETENTION) end
+  if state == 'x' then return now + max(p.retention or 0, CANCELLED_RETENTION) end
   return p.retention and now + p.retention
 end
 local function put_settled(rec, p, state, keep)
@@ -107,37 +122,28 @@ local function put_settled(rec, p, state, keep)
   free_unique(id, p)
   free_exclusive(id, p)
   if not keep then
-    forget(id)
+    call('HDEL', K.jobs, id)
     return
   end
   local seq = next_seq()
-  call('ZADD', SETTLED[state], now, seq .. id)
-  call('HSET', JOBS, id, entry(state, seq, rec, now, keep))
-  if keep < NEVER then call('ZADD', KEEP, keep, id) end
-  add(N_SETTLED[state], 1)
+  call('ZADD', K[state], now, seq .. id)
+  call('HSET', K.jobs, id, state .. seq .. p8(now) .. p8(keep) .. rec)
+  if keep < NEVER then call('ZADD', K.keep, keep, id) end
 end
 
 -- Takes a job out of where it is; its keys stay as they are. `stands` is what JOBS says of it.
 local function take(id, stands)
-  local state, seq, rec = sub(stands, 1, 1), sub(stands, 2, 9), sub(stands, 26)
-  forget(id)
+  local state, seq, rec = sub(stands, 1, 1), sub(stands, 2, 9), record_in(stands)
+  call('HDEL', K.jobs, id)
   if state == 'r' then
-    local line = line_of(rec)
-    add(N_READY, -1)
-    add(IN_LINE + line, -1)
-    -- All that is left in an empty line is stale.
-    if M[IN_LINE + line] == 0 then call('DEL', line_key(line)) end
+    add('stale', 1)
   elseif state == 'p' then
-    call('ZREM', PARK, line_of_key(parse(rec).exclusive) .. seq .. id)
-    add(N_READY, -1)
-    add(N_PARKED, -1)
+    call('ZREM', K.park, line_of_key(parse(rec).exclusive) .. seq .. id)
   elseif state == 's' then
-    call('ZREM', DUE, seq .. id)
-    add(N_SCHEDULED, -1)
+    call('ZREM', K.due, seq .. id)
   else
-    call('ZREM', SETTLED[state], seq .. id)
-    call('ZREM', KEEP, id)
-    add(N_SETTLED[state], -1)
+    call('ZREM', K[state], seq .. id)
+    call('ZREM', K.keep, id)
   end
   return rec, state
 end

@@ -2,20 +2,33 @@
 -- in   1 request · 2 microseconds overdue · 3 how many at most
 -- out  [u64 jobs][u64 keys]
 -- why  found by the end of their retention; dead jobs are not in that set
-local status, first = recall(ARGV[1])
-if status ~= DONE or first then return reply(status, first) end
-open_meta()
-local before, max = math.max(now - tonumber(ARGV[2]), 0), tonumber(ARGV[3])
-local past = call('ZRANGE', KEEP, '-inf', before, 'BYSCORE', 'LIMIT', 0, max)
-for _, id in ipairs(past) do take(id, call('HGET', JOBS, id)) end
-add(PRUNED, #past)
-local keys = call('ZRANGE', UWIN, '-inf', before, 'BYSCORE', 'LIMIT', 0, max)
-for _, key in ipairs(keys) do
-  local held_key = call('HGET', UNIQ, key)
-  if held_key and #held_key > 16 and u8(held_key, 17) <= before then call('HDEL', UNIQ, key) end
-  if not held_key or #held_key == 16 or u8(held_key, 17) <= before then call('ZREM', UWIN, key) end
+local function prune()
+  local status, first = recall()
+  if status ~= DONE or first then return reply(status, first) end
+  local before, most, pruned = max(now - tonumber(ARGS[2]), 0), tonumber(ARGS[3]), 0
+  local past = call('ZRANGE', K.keep, '-inf', decimal(before), 'BYSCORE', 'LIMIT', 0, most)
+  for _, id in ipairs(past) do
+    local stands = call('HGET', K.jobs, id)
+    if stands and byte(stands) ~= 108 then
+      take(id, stands)
+      pruned = pruned + 1
+    else
+      call('ZREM', K.keep, id)
+      add('lost_jobs', 1)
+    end
+  end
+  if pruned > 0 then add('pruned', pruned) end
+  local keys = call('ZRANGE', K.uwin, '-inf', decimal(before), 'BYSCORE', 'LIMIT', 0, most)
+  for _, key in ipairs(keys) do
+    local holder = call('HGET', K.uniq, key)
+    local is_over = holder and #holder > 16 and u8(holder, 17) <= before
+    if is_over then call('HDEL', K.uniq, key) end
+    if is_over or not holder or #holder == 16 then call('ZREM', K.uwin, key) end
+    if not holder then add('lost_keys', 1) end
+  end
+  local answer = p8(pruned) .. p8(#keys)
+  remember(answer)
+  save_meta()
+  return reply(DONE, answer)
 end
-local answer = p8(#past) .. p8(#keys)
-remember(answer)
-save_meta()
-return reply(DONE, answer)
+register('prune', prune, { 'allow-oom' })

@@ -40,14 +40,14 @@ impl RedisStore {
                 let max = (most - pruned.max(freed)).min(CHUNK);
                 let shown = max.to_string();
                 let args: [&[u8]; 2] = [overdue.as_bytes(), shown.as_bytes()];
-                let mut body = steps.take(&self.scripts().prune, &args).await?;
+                let mut body = steps.take(&self.functions().prune, &args).await?;
                 let (jobs, keys) = (body.u64()?, body.u64()?);
                 (pruned, freed) = (pruned + jobs, freed + keys);
                 if jobs.max(keys) < max || pruned.max(freed) >= most {
                     break;
                 }
             }
-            steps.end(&self.scripts().prune).await?;
+            steps.end(&self.functions().prune).await?;
         }
         Ok(pruned)
     }

@@ -7,6 +7,7 @@
 //! that partition.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use redis::Value;
@@ -16,6 +17,25 @@ use super::keys::Keys;
 use super::wire::garbled;
 use crate::error::{Error, ErrorKind, Result};
 use crate::job::{JobId, Namespace, NewJob, QueueName};
+
+/// The version of the layout, as META has it.
+pub(super) const LAYOUT: u8 = 3;
+
+/// The field of META with the number of the queue's partitions.
+const PARTITIONS: &str = "partitions";
+
+/// How a queue stands on the list of queues.
+fn listed(partitions: u16) -> String {
+    format!("{partitions} layout={LAYOUT}")
+}
+
+pub(super) fn other_layout(what: impl fmt::Display) -> Error {
+    let why = format!(
+        "{what} has the layout of another version of leasehold, which this one cannot read; use \
+         another namespace, or delete its keys"
+    );
+    Error::new(ErrorKind::Unsupported, why)
+}
 
 /// A queue, as it was made.
 #[derive(Debug)]
@@ -39,7 +59,7 @@ impl Partition {
 
 impl Queue {
     pub(super) fn new(namespace: &Namespace, name: &QueueName, partitions: u16) -> Arc<Self> {
-        let keys = (0..partitions).map(|number| Keys::of(namespace, name, number));
+        let keys = (0..partitions).map(|number| Keys::of(namespace, name, number, partitions));
         Arc::new(Self {
             name: name.clone(),
             partitions: keys.collect(),
@@ -105,24 +125,17 @@ impl RedisStore {
             return Ok(queue);
         }
         let text = std::str::from_utf8(made).map_err(|_| garbled())?;
-        // Earlier layouts had a second number behind a colon.
-        if text.contains(':') {
-            let why = format!(
-                "queue {name} has the layout of an earlier version, which this one cannot read; \
-                 use another namespace, or delete its keys"
-            );
-            return Err(Error::new(ErrorKind::Unsupported, why));
-        }
-        let partitions: u16 = text.parse().map_err(|_| garbled())?;
+        let partitions = text
+            .split(' ')
+            .next()
+            .and_then(|number| number.parse().ok());
+        let Some(partitions) = partitions.filter(|partitions| text == listed(*partitions)) else {
+            return Err(other_layout(format_args!("queue {name}")));
+        };
         if partitions == 0 {
             return Err(garbled());
         }
-        let options = &self.shared.options;
-        if let Some(wanted) = options.partitions.filter(|wanted| *wanted != partitions) {
-            let limit = format!("{partitions}, as queue {name} was made");
-            return Err(Error::invalid("partitions", wanted, limit));
-        }
-        let queue = Queue::new(&options.namespace, name, partitions);
+        let queue = Queue::new(&self.shared.options.namespace, name, partitions);
         let known = self.shared.queues.known.write();
         let mut known = known.unwrap_or_else(PoisonError::into_inner);
         known.insert(name.clone(), Arc::clone(&queue));
@@ -148,7 +161,8 @@ impl RedisStore {
         if let Some(queue) = self.queue(name).await? {
             return Ok(queue);
         }
-        self.write_queue(name, &self.default_queue(name)).await?;
+        let partitions = self.shared.options.partitions.unwrap_or(1);
+        self.write_queue(&(name.clone(), partitions)).await?;
         let queue = self.queue(name).await?;
         queue.ok_or_else(|| {
             Error::new(
@@ -158,6 +172,19 @@ impl RedisStore {
         })
     }
 
+    /// Refuses jobs if the queue was made with another number of partitions than this handle asks
+    /// for. Everything else goes by the queue as it is.
+    pub(super) fn check_partitions(&self, queue: &Queue) -> Result<()> {
+        let (made, wanted) = (queue.partitions.len(), self.shared.options.partitions);
+        match wanted.filter(|wanted| usize::from(*wanted) != made) {
+            None => Ok(()),
+            Some(wanted) => {
+                let limit = format!("{made}, as queue {} was made", queue.name);
+                Err(Error::invalid("partitions", wanted, limit))
+            }
+        }
+    }
+
     /// The queue as this handle would make it.
     pub(super) fn default_queue(&self, name: &QueueName) -> Arc<Queue> {
         let options = &self.shared.options;
@@ -165,11 +192,47 @@ impl RedisStore {
     }
 
     /// Puts a queue on the list, unless it is there.
-    pub(super) async fn write_queue(&self, name: &QueueName, queue: &Queue) -> Result<()> {
+    pub(super) async fn write_queue(&self, queue: &(QueueName, u16)) -> Result<()> {
         let key = self.shared.home.named("queues");
         let mut set = redis::cmd("HSETNX");
-        set.arg(&key).arg(name.as_str()).arg(queue.partitions.len());
+        set.arg(&key).arg(queue.0.as_str()).arg(listed(queue.1));
         self.link.run(&key, set).await.map(drop)
+    }
+
+    /// Takes a queue off the list.
+    pub(super) async fn forget_queue(&self, name: &QueueName) -> Result<()> {
+        let key = self.shared.home.named("queues");
+        let mut delete = redis::cmd("HDEL");
+        delete.arg(&key).arg(name.as_str());
+        self.link.run(&key, delete).await?;
+        let known = self.shared.queues.known.write();
+        let mut known = known.unwrap_or_else(PoisonError::into_inner);
+        known.remove(name);
+        Ok(())
+    }
+
+    /// A partition is new: the list of queues may be gone with everything else, and the partition
+    /// itself says from here on how many there are.
+    pub(super) async fn note_made(&self, partition: &Partition) -> Result<()> {
+        let Keys { meta, queue, .. } = partition.keys();
+        if let Some(queue) = queue {
+            self.write_queue(queue).await?;
+            let mut set = redis::cmd("HSETNX");
+            set.arg(meta).arg(PARTITIONS).arg(queue.1);
+            self.link.run(meta, set).await?;
+        }
+        Ok(())
+    }
+
+    /// How many partitions there are, as one of them says; zero if it does not know.
+    #[cfg(feature = "doctor")]
+    pub(super) async fn made_with(&self, partition: &Partition) -> Result<u16> {
+        let meta = &partition.keys().meta;
+        let mut get = redis::cmd("HGET");
+        get.arg(meta).arg(PARTITIONS);
+        let made: Option<u16> =
+            redis::from_redis_value(self.link.run(meta, get).await?).map_err(|_| garbled())?;
+        Ok(made.unwrap_or(0))
     }
 
     /// All queues, by name.

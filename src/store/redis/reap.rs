@@ -46,7 +46,7 @@ impl RedisStore {
             let mut steps = Steps::new(self, partition.keys(), id, Verb::Reap);
             tags.push(tag);
             let expired = self.reap_steps(&mut steps, partition, [max, 0]).await?;
-            steps.end(&self.scripts().reap).await?;
+            steps.end(&self.functions().reap).await?;
             reaped.push(expired.into());
         }
         let mut expired = Vec::new();
@@ -74,7 +74,7 @@ impl RedisStore {
         while leases + jobs > 0 {
             let args = [leases.to_string(), jobs.to_string()];
             let args = [args[0].as_bytes(), args[1].as_bytes()];
-            let mut body = steps.take(&self.scripts().reap, &args).await?;
+            let mut body = steps.take(&self.functions().reap, &args).await?;
             (leases, jobs) = (body.u32()?, body.u32()?);
             parts.push(reports(&mut body, &partition.queue.name)?);
         }
@@ -86,9 +86,9 @@ impl RedisStore {
         let mut overdue = Vec::new();
         let max = request.max.to_string();
         for partition in self.all_partitions().await? {
-            let script = &self.scripts().inspect;
+            let function = &self.functions().inspect;
             let args: [&[u8]; 3] = [b"overdue", b"", max.as_bytes()];
-            let mut body = self.look(script, partition.keys(), &args).await?.body;
+            let mut body = self.look(function, partition.keys(), &args).await?.body;
             if body.is_empty() {
                 continue;
             }

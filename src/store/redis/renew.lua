@@ -3,76 +3,93 @@
 --      [u16 n] n × [u16 lease][u32 bytes][progress]
 -- out  per beat [u8 held][u64 granted], [u16 n] n × [u16 place in the beat] to cancel, and the same
 --      for those that are fenced
+--      Beats of which nothing is said were left for another call
 -- why  evaluated anew each time: it has no request
-open_meta()
-local beats, at, answers = ARGV[1], 1, {}
-local function list_of(step, read_one)
-  local count = (read('<I2', beats, at))
-  at = at + 2
-  local items = {}
+-- Beats go on until so much has been done: a note is read for one, taken for five, and a lease that
+-- lapses is twenty.
+local LOOKS, looked = 1000, 0
+local function read_beat(beats, at)
+  local beat = { runs = {}, lapse = {}, progress = {} }
+  beat.gid, beat.nonce, beat.count, at = read('<c8c16I2', beats, at)
+  for n = 1, 2 * beat.count, 2 do
+    beat.runs[n], beat.runs[n + 1], at = read('<I2I2', beats, at)
+  end
+  local count
+  count, at = read('<I2', beats, at)
+  for n = 1, count do beat.lapse[n], at = read('<I2', beats, at) end
+  count, at = read('<I2', beats, at)
   for n = 1, count do
-    items[n] = read_one()
-    at = at + step
-  end
-  return items
-end
-while at <= #beats do
-  local gid, nonce = read('<c8c16', beats, at)
-  at = at + 24
-  local runs = list_of(4, function() return { read('<I2I2', beats, at) } end)
-  local lapse = list_of(2, function() return (read('<I2', beats, at)) end)
-  local progress = list_of(6, function()
-    local lease, bytes = read('<I2I4', beats, at)
-    local shown = sub(beats, at + 6, at + 5 + bytes)
+    local lease, bytes
+    lease, bytes, at = read('<I2I4', beats, at)
+    beat.progress[n] = { lease, sub(beats, at, at + bytes - 1) }
     at = at + bytes
-    return { lease, shown }
-  end)
-  local g = held(gid)
-  local wanted = #lapse
-  for _, run in ipairs(runs) do wanted = wanted + run[2] end
-  -- Past its deadline a lease is gone, whether or not anybody has expired it yet.
-  if not g or g.deadline <= now or g.nonce ~= nonce then
-    add(FENCED, wanted)
-    answers[#answers + 1] = '\0'
-  else
-    for _, shown in ipairs(progress) do
-      if is_live(g, shown[1]) then set_note(g, shown[1], { progress = shown[2] }) end
+  end
+  return beat, at
+end
+
+-- Extends a grant, and returns the answer. Past its deadline a lease is gone, whether or not
+-- anybody has expired it yet.
+local function extend(beat, g)
+  if not g or g.live == 0 or g.deadline <= now or g.nonce ~= beat.nonce then
+    return '\0'
+  end
+  for _, shown in ipairs(beat.progress) do
+    if is_live(g, shown[1]) then set_note(g, shown[1], { progress = shown[2] }) end
+  end
+  if #beat.lapse > 0 then
+    local front = {}
+    terms(g)
+    for _, lease in ipairs(beat.lapse) do
+      if is_live(g, lease) then expire(g, lease, STALLED, front) end
     end
-    if #lapse > 0 then
-      local front = {}
-      for _, lease in ipairs(lapse) do
-        if is_live(g, lease) then expire(g, lease, STALLED, front) end
-      end
-      if #front > 0 then put_front(front) end
-    end
-    local cancel, fenced, place = {}, {}, 0
-    for _, run in ipairs(runs) do
-      if g.noted == 0 and ended(g) == '' and run[1] + run[2] <= g.count then
-        place = place + run[2]
-      else
-        for lease = run[1], run[1] + run[2] - 1 do
-          if not is_live(g, lease) then
-            fenced[#fenced + 1] = pack('<I2', place)
-          elseif note(g, lease).cancel then
-            cancel[#cancel + 1] = pack('<I2', place)
-          end
-          place = place + 1
-        end
-      end
-    end
-    add(FENCED, #fenced)
-    if g.live == 0 then
-      answers[#answers + 1] = '\0'
+    if #front > 0 then put_front(front) end
+  end
+  local cancel, fenced, place = {}, {}, 0
+  for n = 1, 2 * beat.count, 2 do
+    local from, leases = beat.runs[n], beat.runs[n + 1]
+    if g.noted == 0 and marks(g) == '' and from + leases <= g.count then
+      place = place + leases
     else
-      g.deadline = math.min(now + g.term, g.granted_at + g.lifetime)
-      g.renewals = g.renewals + 1
-      g.dirty, g.moved = true, true
-      answers[#answers + 1] = '\1' .. p8(g.deadline - now) .. pack('<I2', #cancel) .. concat(cancel)
-        .. pack('<I2', #fenced) .. concat(fenced)
+      if g.noted > 0 then
+        read_notes(g, from, leases)
+        looked = looked + leases
+      end
+      for lease = from, from + leases - 1 do
+        if not is_live(g, lease) then
+          fenced[#fenced + 1] = pack('<I2', place)
+        elseif note(g, lease).cancel then
+          cancel[#cancel + 1] = pack('<I2', place)
+        end
+        place = place + 1
+      end
     end
   end
+  if g.live == 0 then return '\0' end
+  terms(g)
+  g.deadline = min(now + micros(g.term_raw, 1), g.granted_at + g.lifetime)
+  g.renewals = g.renewals + 1
+  g.dirty, g.moved = true, true
+  return '\1' .. p8(g.deadline - now) .. pack('<I2', #cancel) .. concat(cancel)
+    .. pack('<I2', #fenced) .. concat(fenced)
 end
-save_grants()
-save_meta()
-ring()
-return reply(DONE, concat(answers))
+
+local function renew()
+  local data, at, beats, gids, answers = ARGS[1], 1, {}, {}, {}
+  while at <= #data do
+    local beat
+    beat, at = read_beat(data, at)
+    beats[#beats + 1], gids[#gids + 1] = beat, beat.gid
+  end
+  looked = 0
+  for n, raw in ipairs(#gids > 0 and call('HMGET', K.held, unpack(gids)) or {}) do
+    if looked >= LOOKS then break end
+    if raw and grants[gids[n]] == nil then open_grant(gids[n], raw) end
+    looked = looked + 5 * #beats[n].progress + 20 * #beats[n].lapse
+    answers[n] = extend(beats[n], grants[gids[n]])
+  end
+  save_grants()
+  save_meta()
+  wake()
+  return reply(DONE, pack('<I2', #answers) .. concat(answers))
+end
+register('renew', renew, { 'allow-oom' })

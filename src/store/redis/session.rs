@@ -19,9 +19,10 @@ use crate::clock::{Timestamp, micros, monotonic};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::store::{RequestId, SESSION_IDLE, SessionId};
 
-/// A partition remembers a session for twenty minutes from each greeting: time enough for a request
-/// that was sent just before the next one is due to be repeated until the session itself is over.
-const GREET_AGAIN: Duration = Duration::from_secs(300);
+/// A partition remembers a session for twenty minutes from each introduction: time enough for a
+/// request that was sent just before the next one is due to be repeated until the session itself is
+/// over.
+const INTRODUCE_AGAIN: Duration = Duration::from_secs(300);
 
 /// What a call does where, fixed when it is first sent.
 pub(super) type Plan = Arc<Vec<(Partition, usize)>>;
@@ -33,9 +34,9 @@ pub(super) struct Sessions {
 
 struct Session {
     /// The store's time in the last answer.
-    heard: Timestamp,
-    /// When each partition was last greeted.
-    met: HashMap<String, Instant>,
+    used: Timestamp,
+    /// When the session was last introduced to each partition.
+    introduced: HashMap<String, Instant>,
     lanes: HashMap<u32, Lane>,
 }
 
@@ -80,11 +81,11 @@ impl Sessions {
 
     pub(super) fn open(&self, now: Timestamp) -> SessionId {
         let mut open = self.lock();
-        open.retain(|_, session| now.since(session.heard) <= SESSION_IDLE);
+        open.retain(|_, session| now.since(session.used) <= SESSION_IDLE);
         let id = SessionId::generate();
         let session = Session {
-            heard: now,
-            met: HashMap::new(),
+            used: now,
+            introduced: HashMap::new(),
             lanes: HashMap::new(),
         };
         open.insert(id, session);
@@ -179,22 +180,23 @@ impl Sessions {
         }
     }
 
-    /// When the session was last heard of, if the partition must be greeted before the request.
-    pub(super) fn greeting(&self, request: RequestId, tag: &str) -> Result<Option<Timestamp>> {
+    /// When the session was last used, if it must be introduced to the partition before the
+    /// request.
+    pub(super) fn introduction(&self, request: RequestId, tag: &str) -> Result<Option<Timestamp>> {
         let open = self.lock();
         let session = open.get(&request.session).ok_or_else(not_open)?;
         let is_repeat = session
             .lanes
             .get(&request.lane)
             .is_some_and(|lane| lane.seq == request.seq && lane.sent.contains(tag));
-        let is_met = session
-            .met
+        let is_known = session
+            .introduced
             .get(tag)
-            .is_some_and(|met| monotonic() - *met < GREET_AGAIN);
-        Ok((!is_repeat && !is_met).then_some(session.heard))
+            .is_some_and(|at| monotonic() - *at < INTRODUCE_AGAIN);
+        Ok((!is_repeat && !is_known).then_some(session.used))
     }
 
-    /// The request as the scripts read it, about to be sent to a partition.
+    /// The request as the functions read it, about to be sent to a partition.
     pub(super) fn sending(
         &self,
         request: RequestId,
@@ -212,25 +214,25 @@ impl Sessions {
         }
         let mut out = Out::default();
         out.u32(request.lane as usize).u64(request.seq);
-        out.u8(verb.code()).u16(step).u64(session.heard.as_micros());
+        out.u8(verb.code()).u16(step).u64(session.used.as_micros());
         Ok(out.0)
     }
 
-    /// A partition has answered a greeting: from here on it remembers.
-    pub(super) fn met(&self, session: SessionId, tag: &str, now: Timestamp) {
+    /// A partition has answered an introduction: from here on it remembers.
+    pub(super) fn introduced(&self, session: SessionId, tag: &str, now: Timestamp) {
         if let Some(session) = self.lock().get_mut(&session) {
-            session.heard = now;
-            session.met.insert(tag.to_owned(), monotonic());
+            session.used = now;
+            session.introduced.insert(tag.to_owned(), monotonic());
         }
     }
 
     /// A partition has answered a step of a request.
-    pub(super) fn heard(&self, request: RequestId, tag: &str, step: usize, now: Timestamp) {
+    pub(super) fn note_answer(&self, request: RequestId, tag: &str, step: usize, now: Timestamp) {
         let mut open = self.lock();
         let Some(session) = open.get_mut(&request.session) else {
             return;
         };
-        session.heard = now;
+        session.used = now;
         let lane = session.lanes.get_mut(&request.lane);
         if let Some(lane) = lane.filter(|lane| lane.seq == request.seq) {
             lane.has_acted |= lane.answered.insert((tag.to_owned(), step));
@@ -239,7 +241,7 @@ impl Sessions {
 
     /// A partition refuses for itself alone: when another one has carried out its share in the same
     /// send, the call as a whole is not certain to have done nothing. Its repeat is, and says why.
-    pub(super) fn doubted(&self, request: RequestId, error: Error) -> Error {
+    pub(super) fn of_whole_call(&self, request: RequestId, error: Error) -> Error {
         // A claim that finds no token says so only if it was granted nothing anywhere.
         if !error.kind().is_certain() || error.kind() == ErrorKind::TokensAhead {
             return error;
@@ -259,10 +261,10 @@ impl Sessions {
     pub(super) fn touch(&self, request: RequestId, now: Timestamp) -> Result<()> {
         let mut open = self.lock();
         let session = open.get_mut(&request.session).ok_or_else(not_open)?;
-        if micros(now.since(session.heard)) > micros(SESSION_IDLE) {
+        if micros(now.since(session.used)) > micros(SESSION_IDLE) {
             return Err(not_open());
         }
-        session.heard = now;
+        session.used = now;
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! settle: end held leases; refuse every other receipt.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashSet};
 
 use super::RedisStore;
 use super::queue::Partition;
@@ -9,7 +10,7 @@ use super::wire::{Out, garbled};
 use crate::clock::micros;
 use crate::error::{Result, Verb};
 use crate::job::QueueName;
-use crate::lease::{Receipt, Verdict};
+use crate::lease::{FencingToken, Receipt, Verdict};
 use crate::limits::{self, clip};
 use crate::rules::issue::Issuer;
 use crate::store::{Outcome, RequestId, SettleRequest, Settlement};
@@ -19,15 +20,28 @@ const NOWHERE: usize = u16::MAX as usize;
 /// No mark that could be believed is as large; a larger one has no exact double.
 const MARK_MAX: u64 = 1 << 53;
 
-/// Leases that one step ends.
-const CHUNK: usize = 50;
+/// The work of one step: a completion that leaves nothing behind is one, other ends are four.
+const CHUNK: usize = 200;
+const OTHERS: usize = 4;
+/// A lease's place in its grant, and its job: how a settlement begins.
+const LEASE: usize = 2 + 16;
+/// A completion without a result, for the functions.
+const PLAIN: u8 = 255;
 
 /// The settlements of one partition, each packed, and where their verdicts go.
 pub(super) struct Share {
     pub(super) partition: Partition,
     places: Vec<usize>,
-    entries: Vec<Out>,
-    has_front: bool,
+    entries: Vec<Packed>,
+}
+
+/// A settlement as it is sent, but for its grant, which those that follow each other share.
+struct Packed {
+    grant: [u8; 24],
+    data: Out,
+    work: usize,
+    /// The token, if the job goes to the front of its line.
+    front: Option<FencingToken>,
 }
 
 /// The place of a receipt's lease in its grant.
@@ -43,27 +57,66 @@ impl Share {
     fn add(&mut self, place: usize, receipt: &Receipt, outcome: &Outcome, is_here: bool) {
         self.places.push(place);
         // A receipt for a partition that is not there names no grant.
-        let grant = if is_here { receipt.grant.get() } else { 0 };
-        let nonce = *receipt.nonce.as_bytes();
-        let at = place_in_grant(receipt);
-        self.has_front |= matches!(outcome, Outcome::Surrender { delay, .. } if delay.is_zero());
+        let id = if is_here { receipt.grant.get() } else { 0 };
+        let mut grant = [0; 24];
+        grant[..8].copy_from_slice(&id.to_be_bytes());
+        grant[8..].copy_from_slice(receipt.nonce.as_bytes());
+        let is_front = matches!(outcome, Outcome::Surrender { delay, .. } if delay.is_zero());
+        let front = is_front.then_some(receipt.token);
         let mut data = Out::default();
-        data.raw(&grant.to_be_bytes()).raw(&nonce);
-        data.u16(at).raw(receipt.job.as_bytes());
-        put_outcome(&mut data, outcome);
-        self.entries.push(data);
+        data.u16(place_in_grant(receipt))
+            .raw(receipt.job.as_bytes());
+        let is_plain = matches!(outcome, Outcome::Complete { result: None });
+        if is_plain {
+            data.u8(PLAIN);
+        } else {
+            put_outcome(&mut data, outcome);
+        }
+        let work = if is_plain { 1 } else { OTHERS };
+        self.entries.push(Packed {
+            grant,
+            data,
+            work,
+            front,
+        });
     }
 
     /// The settlements, packed one behind the other.
     pub(super) fn data(&self) -> Out {
-        joined(&self.entries)
+        packed(&self.entries)
     }
 
-    /// The settlements, packed for one step after the other. Those that go to the front of their line
-    /// go there together.
+    /// Puts what goes to the front of its line behind the rest, the newest first: each step goes
+    /// ahead of what the one before put there, and so the oldest come first in the end. What names
+    /// a lease once more stays behind the first that does.
+    fn sort_fronts(&mut self) {
+        let all: usize = self.entries.iter().map(|entry| entry.work).sum();
+        if all <= CHUNK || self.entries.iter().all(|entry| entry.front.is_none()) {
+            return;
+        }
+        let mut seen = HashSet::new();
+        let places = std::mem::take(&mut self.places).into_iter();
+        let mut entries: Vec<_> = places.zip(std::mem::take(&mut self.entries)).collect();
+        entries.sort_by_cached_key(|(_, entry)| {
+            let again = !seen.insert((entry.grant, entry.data.0[..LEASE].to_vec()));
+            (again, entry.front.map(Reverse))
+        });
+        (self.places, self.entries) = entries.into_iter().unzip();
+    }
+
+    /// The settlements, packed for one step after the other.
     fn chunks(&self) -> Vec<Out> {
-        let most = if self.has_front { usize::MAX } else { CHUNK };
-        self.entries.chunks(most).map(joined).collect()
+        let mut chunks = Vec::new();
+        let (mut from, mut work) = (0, 0);
+        for (at, entry) in self.entries.iter().enumerate() {
+            if work + entry.work > CHUNK {
+                chunks.push(packed(&self.entries[from..at]));
+                (from, work) = (at, 0);
+            }
+            work += entry.work;
+        }
+        chunks.push(packed(&self.entries[from..]));
+        chunks
     }
 
     /// Reads the verdicts.
@@ -84,10 +137,13 @@ impl Share {
     }
 }
 
-fn joined(entries: &[Out]) -> Out {
+fn packed(entries: &[Packed]) -> Out {
     let mut data = Out::default();
-    for entry in entries {
-        data.raw(&entry.0);
+    for run in entries.chunk_by(|one, next| one.grant == next.grant) {
+        data.raw(&run[0].grant).u16(run.len());
+        for entry in run {
+            data.raw(&entry.data.0);
+        }
     }
     data
 }
@@ -142,7 +198,6 @@ impl RedisStore {
                         partition,
                         places: Vec::new(),
                         entries: Vec::new(),
-                        has_front: false,
                     },
                 );
             }
@@ -163,7 +218,8 @@ impl RedisStore {
         if shares.is_empty() {
             self.nowhere(id).await?;
         }
-        for share in shares {
+        for mut share in shares {
+            share.sort_fronts();
             let part = self.settle_share(&share, id).await?;
             share.verdicts(&part, &mut verdicts)?;
         }
@@ -171,14 +227,14 @@ impl RedisStore {
     }
 
     async fn settle_share(&self, share: &Share, id: RequestId) -> Result<Vec<u8>> {
-        let script = &self.scripts().settle;
+        let function = &self.functions().settle;
         let mut steps = Steps::new(self, share.partition.keys(), id, Verb::Settle);
         let mut verdicts = Vec::with_capacity(share.places.len());
         for chunk in share.chunks() {
-            let part = steps.take(script, &[&chunk.0]).await?.rest();
+            let part = steps.take(function, &[&chunk.0]).await?.rest();
             verdicts.extend_from_slice(&part);
         }
-        steps.end(script).await?;
+        steps.end(function).await?;
         Ok(verdicts)
     }
 }
@@ -195,7 +251,6 @@ fn merged(shares: Vec<Share>) -> Vec<Share> {
             Some(other) => {
                 other.places.extend(share.places);
                 other.entries.extend(share.entries);
-                other.has_front |= share.has_front;
             }
             None => merged.push(share),
         }

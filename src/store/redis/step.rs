@@ -9,8 +9,9 @@ use bytes::Bytes;
 
 use super::RedisStore;
 use super::keys::Keys;
-use super::link::Script;
+use super::link::Function;
 use super::wire::In;
+use crate::clock::Timestamp;
 use crate::error::{Result, Verb};
 use crate::store::RequestId;
 
@@ -56,33 +57,38 @@ impl<'a> Steps<'a> {
     }
 
     /// Takes the next step, or gives the answer that it had.
-    pub(super) async fn take(&mut self, script: &Script, args: &[&[u8]]) -> Result<In> {
+    pub(super) async fn take(&mut self, function: &Function, args: &[&[u8]]) -> Result<In> {
         if let Some(answer) = self.known.pop_front() {
             self.next += 1;
             return Ok(In::new(answer));
         }
-        let answer = self.send(script, args).await?.rest();
+        let answer = self.send(function, args).await?.0.rest();
         self.asked = true;
         self.keep(answer.clone());
         Ok(In::new(answer))
     }
 
-    /// There are no more. If all answers were known from an earlier send, the partition is asked for
-    /// the last one again: it may have forgotten the session since.
-    pub(super) async fn end(mut self, script: &Script) -> Result<()> {
+    /// There are no more. If all answers were known from an earlier send, the partition is asked
+    /// for the last one again: it may have forgotten the session since.
+    pub(super) async fn end(mut self, function: &Function) -> Result<()> {
         if !self.asked && self.next > 0 {
             self.next -= 1;
-            self.send(script, &[]).await?;
+            self.send(function, &[]).await?;
         }
         Ok(())
     }
 
     /// Takes the next step, which is the last if nobody keeps its answer.
-    pub(super) async fn send(&self, script: &Script, args: &[&[u8]]) -> Result<In> {
+    pub(super) async fn send(
+        &self,
+        function: &Function,
+        args: &[&[u8]],
+    ) -> Result<(In, Timestamp)> {
         let (request, verb) = (self.request, self.verb);
         let store = self.store;
-        let reply = store.request_step(script, (self.keys, &[]), request, verb, self.next, args);
-        Ok(reply.await?.body)
+        let reply = store.request_step(function, (self.keys, &[]), request, verb, self.next, args);
+        let reply = reply.await?;
+        Ok((reply.body, reply.now))
     }
 
     pub(super) fn keep(&mut self, answer: Bytes) {

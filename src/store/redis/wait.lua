@@ -1,18 +1,13 @@
--- wait: look for work, and lie down if there is none.
--- in   1 sleeper · 2 suspects too: 0 or 1 · 3 for how long, in microseconds
--- out  [u8] 1 if there is work
--- why  looking and lying down are one step, so that no wake-up falls between them
-open_meta()
-local suspects, till = ARGV[2] == '1', now + tonumber(ARGV[3])
-if M[PAUSED] == 0 then
-  for line = 0, 15 do
-    if M[IN_LINE + line] > 0 and (suspects or line % 2 == 1) then return reply(DONE, '\1') end
-  end
+-- wait: look for work, and sleep if there is none.
+-- in   1 suspects too: 0 or 1 · 2 sleeper
+-- out  [u8] 1 if there is work; then the next due time and the next deadline
+-- why  for who sleeps without having claimed; looking and falling asleep are one step, so that no
+--      wake-up falls between them
+local function wait()
+  local takes, lines = ARGS[1] == '1', {}
+  for line = takes and 0 or 1, LINES - 1, takes and 1 or 2 do lines[#lines + 1] = K[line] end
+  local is_there = call('EXISTS', unpack(lines)) > 0 and call('HGET', K.meta, 'paused') ~= '1'
+  if not is_there then lie_down(ARGS[2], takes) end
+  return reply(DONE, (is_there and '\1' or '\0') .. told(next_in(K.due)) .. told(next_in(K.ends)))
 end
-call('ZREMRANGEBYSCORE', SLEEP, '-inf', '(' .. string.format('%.0f', now))
-call('ZADD', SLEEP, till, ARGV[1])
-if suspects then
-  call('ZREMRANGEBYSCORE', SLEEPS, '-inf', '(' .. string.format('%.0f', now))
-  call('ZADD', SLEEPS, till, ARGV[1])
-end
-return reply(DONE, '\0')
+register('wait', wait, { 'allow-oom' })

@@ -1,22 +1,58 @@
--- words: what all scripts share: short names, the counters, and how a grant is laid out. Limits of
--- the rules and flags of a record come before this file, from Rust: `numbers` in script.rs.
-local call, sub, byte, char, rep = redis.call, string.sub, string.byte, string.char, string.rep
-local pack, read, concat = struct.pack, struct.unpack, table.concat
+-- words: short names that all functions share. They are taken on the first call, since a server of
+-- version 7.0 shows a library that is being loaded neither `string` nor `struct` nor `redis.call`.
+-- Limits of the rules, places and flags of a record, what a call can come to: library.rs puts
+-- numbers
+-- in the place of these names. Names of counters come before this file.
+local call, sub, byte, char, find, format, pack, read, concat, floor, min, max, band
+local function learn()
+  call, sub, byte, char = redis.call, string.sub, string.byte, string.char
+  find, format, pack, read = string.find, string.format, struct.pack, struct.unpack
+  concat, floor, min, max, band = table.concat, math.floor, math.min, math.max, bit.band
+end
 
--- Counters, by their place in the string at META. The first is the version of the layout.
-local COUNTERS, LAYOUT = 46, 2
-local PAUSED, RELAXED, SEQ, LAST, FLOOR = 2, 3, 4, 5, 6
-local N_SCHEDULED, N_READY, N_PARKED, N_LEASED = 7, 8, 9, 10
-local N_SETTLED = { c = 11, d = 12, x = 13 }
-local ENQUEUED, GRANTED, ENDED = 14, 15, 16
-local LIVE, LATE, FENCED, PRUNED, PURGED, IN_LINE = 25, 26, 27, 28, 29, 30
-local DEAD_BY_EXPIRY = 46
+local function p8(n) return pack('<I8', n) end
+local function u8(s, at) return (read('<I8', s, at)) end
+local function u4(s, at) return (read('<I4', s, at)) end
+local function text(s) return pack('<I4', #s) .. s end
+local function decimal(n) return format('%.0f', n) end
 
--- HELD has two fields for each grant.
--- [id], the first token, big-endian: the head, which is the lengths of owner and task; how many
--- leases, how many of them alive, whether any has a note; deadline, renewals, nonce, granted at,
--- term in microseconds, term as given, lifetime. Then owner, task, and a mark for each lease, once
--- one has ended.
--- [id][ROLL]: the ids of its jobs.
-local HEAD, HEAD_LIVE = '<I2I2I2I2I1I8I4c16I8I8c12I8', 7
-local ROLL = '\0'
+-- Where the head of a grant has how many of its leases are alive; `grant.lua` has the rest.
+local HEAD_LIVE = 13
+-- So much of what takes long is done in one step: about a millisecond of it.
+local EXPIRIES, PROMOTIONS, CHUNK = 50, 200, 50
+-- So many grants are counted in one step, where that cannot be left to several.
+local COUNTED = 2000
+-- Lists of ready jobs: for each priority the suspects' and the others'. A partition that is new
+-- knows of one, that of the usual priority; one that lost its memory looks at all of them.
+local ALL_LINES = 2 ^ LINES - 1
+local USUAL_LINE = 2 * USUAL_PRIORITY + 1
+-- A sequence that does not begin here began without its partition.
+local FIRST_SEQ = 1
+
+-- The names of a partition's keys, by its tag; `keys.rs` says what they hold. They are made once.
+local PARTS = {
+  'meta', 'jobs', 'due', 'park', 'excl', 'uniq', 'uwin', 'done', 'dead', 'gone', 'keep', 'held',
+  'note', 'ends', 'sleep',
+}
+local known, partitions = {}, 0
+local function names_of(key)
+  local names = known[key]
+  if names then return names end
+  if partitions == 1000 then known, partitions = {}, 0 end
+  local tag = sub(key, 1, -5)
+  names = { queue = string.match(tag, '^{[^:]*:([^:]*):') }
+  for _, part in ipairs(PARTS) do names[part] = tag .. part end
+  for line = 0, LINES - 1 do
+    names[line] = tag .. floor(line / 2) .. (line % 2 == 0 and 's' or '')
+  end
+  names.c, names.d, names.x = names.done, names.dead, names.gone
+  known[key], partitions = names, partitions + 1
+  return names
+end
+
+-- Calls a command with many arguments, a thousand at a time: Lua cannot spread more.
+local function many(command, key, list)
+  for from = 1, #list, 1000 do
+    call(command, key, unpack(list, from, min(from + 999, #list)))
+  end
+end

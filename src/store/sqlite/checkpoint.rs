@@ -1,10 +1,10 @@
 //! checkpoint: save state under a lease, never behind what that lease has saved.
 
+use super::answer::{read_checkpoint, written_checkpoint};
 use super::fault::Done;
 use super::tx::Tx;
 use crate::clock::Timestamp;
 use crate::error::Verb;
-use crate::store::sql::answer::{read_checkpoint, written_checkpoint};
 use crate::store::{Checkpoint, CheckpointRequest, Checkpointed};
 
 impl Tx<'_> {

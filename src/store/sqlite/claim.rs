@@ -8,18 +8,19 @@ use std::sync::Arc;
 
 use rusqlite::{OptionalExtension, params};
 
+use super::answer::{read_claim, written_claim};
 use super::fault::{Done, Fault};
 use super::place::{first_position, tier_of_position};
+use super::stored_grant::Selection;
 use super::tx::{Tx, moment, time};
+use super::view::SCHEDULED;
 use crate::clock::Timestamp;
+use crate::clock::nanos;
 use crate::error::Verb;
 use crate::lease::{Grant, Lease};
 use crate::limits;
 use crate::rules::issue::{WhenBehind, tokens_ahead};
 use crate::rules::order::{GrantSpan, TIERS, earliest, is_suspects};
-use crate::store::sql::answer::{read_claim, written_claim};
-use crate::store::sql::grant::{Selection, nanos};
-use crate::store::sql::view::SCHEDULED;
 use crate::store::{ClaimRequest, Claimed, RequestId, codec};
 
 statements! {

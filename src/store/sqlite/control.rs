@@ -5,17 +5,18 @@
 
 use rusqlite::params;
 
-use super::fault::Done;
+use super::fault::{Done, Fault};
 use super::place::{Location, first_position};
+use super::stored_grant::{Note, offset};
 use super::tx::{Tx, garbled, time};
+use super::view::state_code;
 use crate::clock::Timestamp;
 use crate::error::Verb;
 use crate::job::{JobId, JobState, QueueName};
 use crate::lease::FencingToken;
 use crate::limits::AUDIT_TOKENS;
 use crate::rules::ends::{self, Next};
-use crate::store::sql::grant::{Note, offset};
-use crate::store::sql::view::state_code;
+use crate::store::call::check_empty;
 use crate::store::{ControlCommand, ControlRequest, Controlled, LeaseSelect, Select};
 
 statements! {
@@ -35,6 +36,9 @@ statements! {
         SELECT id FROM leasehold_aside WHERE queue = ?1 AND state = ?2
         ORDER BY at, seq LIMIT ?3";
     GRANTS_OF_QUEUE = "SELECT id FROM leasehold_grants WHERE queue = ?1 ORDER BY id";
+    UNIQUE_KEYS_GONE = "DELETE FROM leasehold_unique WHERE queue = ?1";
+    EXCLUSIVE_KEYS_GONE = "DELETE FROM leasehold_exclusive WHERE queue = ?1";
+    QUEUE_GONE = "DELETE FROM leasehold_queues WHERE id = ?1";
     AUDIT_NEW = "
         INSERT INTO leasehold_audit (namespace, at, actor, reason, command, done, tokens)
         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
@@ -68,6 +72,7 @@ impl Tx<'_> {
                 tx.reschedule(location, now, now.after(*delay))
             })?,
             ControlCommand::RetryDead(jobs) => self.retry_dead(jobs, now)?,
+            ControlCommand::Remove(queue) => self.remove(queue)?,
         };
         let tokens = serde_json::to_string(&tokens).map_err(|_| garbled())?;
         self.sql(AUDIT_NEW)?.execute(params![
@@ -82,6 +87,19 @@ impl Tx<'_> {
         let written = serde_json::to_vec(&answer).map_err(|_| garbled())?;
         self.remember(request.request, Verb::Control, &written)?;
         Ok(answer)
+    }
+
+    fn remove(&mut self, name: &QueueName) -> Done<Controlled> {
+        let Some(at) = self.known(name)? else {
+            return Ok(Controlled::default());
+        };
+        check_empty(name, &self.queues[at].counts).map_err(Fault::Refused)?;
+        let id = self.queues[at].id;
+        for sql in [UNIQUE_KEYS_GONE, EXCLUSIVE_KEYS_GONE, QUEUE_GONE] {
+            self.sql(sql)?.execute([id])?;
+        }
+        self.forget_queue(at);
+        Ok(one())
     }
 
     fn set_paused(&mut self, queue: &QueueName, paused: bool) -> Done<Controlled> {

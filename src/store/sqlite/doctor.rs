@@ -1,9 +1,11 @@
 //! The check-up of a file: what can be lost, and what to set.
 
 use std::path::Path;
+use std::time::Duration;
 
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, OpenFlags, OptionalExtension as _};
 
+use super::boot::{Boot, boot};
 use super::fault::explain;
 use super::migrate::{VERSION, beside};
 use super::writer::LOG_BYTES;
@@ -14,8 +16,10 @@ use crate::store::health::Finding;
 
 /// With less room than this a busy queue can fill the disk within minutes.
 const ROOM: u64 = 512 << 20;
+/// A clock that was moved by more than this is worth a look: no leap second is.
+const CLOCK_MOVED: Duration = Duration::from_secs(2);
 
-/// Looks at a file without changing it. `full` is what the URL says of `synchronous`.
+/// Examines a file without changing it. `full` is what the URL says about `synchronous`.
 ///
 /// # Errors
 /// `Unavailable` if it is not there; any that opening can give.
@@ -26,8 +30,13 @@ pub fn examine(path: &Path, full: bool) -> Result<Vec<Finding>> {
         return Err(Error::new(ErrorKind::Unavailable, why).during(Verb::Open));
     }
     let db = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY).map_err(at)?;
-    let number = |pragma: &str| db.query_row(pragma, [], |row| row.get::<_, i64>(0));
-    let version = number("PRAGMA user_version").map_err(at)?;
+    let number = |sql: &str| db.query_row(sql, [], |row| row.get::<_, i64>(0));
+    // In a file that is somebody else's `user_version` is not ours.
+    let is_there = "SELECT count(*) FROM sqlite_schema WHERE name = 'leasehold_meta'";
+    let version = match number(is_there).map_err(at)? {
+        0 => 0,
+        _ => number("SELECT version FROM leasehold_meta").map_err(at)?,
+    };
     let journal: String = db
         .query_row("PRAGMA journal_mode", [], |row| row.get(0))
         .map_err(at)?;
@@ -37,7 +46,7 @@ pub fn examine(path: &Path, full: bool) -> Result<Vec<Finding>> {
         if journal == "wal" {
             Finding::fine("journal", "wal")
         } else {
-            let advice = "somebody else has changed it; opening the store sets it to wal again";
+            let advice = "another program has changed it; opening the store sets it to wal again";
             Finding::risk("journal", journal, advice)
         },
         if full {
@@ -54,14 +63,46 @@ pub fn examine(path: &Path, full: bool) -> Result<Vec<Finding>> {
     ];
     findings.extend(system::room(path));
     if version == VERSION {
-        findings.extend(books(&db, SystemClock.now()).map_err(at)?);
+        let now = SystemClock.now();
+        findings.extend(clock(&db, now).map_err(at)?);
+        findings.extend(books(&db, now).map_err(at)?);
     }
     Ok(findings)
 }
 
+/// Whether the wall clock was set while the machine ran: there is no second clock to ask, but for
+/// the one that counts how long it is up. None if the file was not opened since the machine
+/// started.
+fn clock(db: &Connection, now: Timestamp) -> rusqlite::Result<Option<Finding>> {
+    const CHECK: &str = "clock";
+    let Some(Boot { id, at }) = boot(now) else {
+        return Ok(None);
+    };
+    let sql = "SELECT boot_at FROM leasehold_meta WHERE boot = ?1";
+    let then = db
+        .query_row(sql, [id], |row| row.get::<_, i64>(0))
+        .optional()?;
+    let Some(then) = then.map(|then| Timestamp::from_micros(then as u64)) else {
+        return Ok(None);
+    };
+    let apart = at.since(then).max(then.since(at));
+    if apart <= CLOCK_MOVED {
+        let found = "not set since the file was first opened after the machine's start";
+        return Ok(Some(Finding::fine(CHECK, found)));
+    }
+    let which = if at > then { "ahead of" } else { "behind" };
+    let found = format!(
+        "{apart:.1?} {which} what it was when the file was first opened after the machine's start"
+    );
+    let advice = "it was set, or the whole machine stood still: leases ended so much early, or last \
+                  so much longer. If the clock is right now, all is well; if not, set it right, and \
+                  then see `tokens`";
+    Ok(Some(Finding::note(CHECK, found, advice)))
+}
+
 /// What the tokens say of the clock, and the ledger of the leases.
 fn books(db: &Connection, now: Timestamp) -> rusqlite::Result<[Finding; 2]> {
-    // One statement, so that nobody grants in between.
+    // One statement, so that no grant comes in between.
     let sql = "SELECT last, floor, (SELECT coalesce(sum(live), 0) FROM leasehold_queues),
                       (SELECT coalesce(sum(live), 0) FROM leasehold_grants)
                FROM leasehold_meta";
@@ -118,7 +159,7 @@ mod system {
     fn free(bytes: u64) -> Finding {
         let found = format!("{} MiB free", bytes >> 20);
         if bytes < ROOM {
-            let advice = "when nothing is left, calls are refused until there is: free some";
+            let advice = "once it is full, calls are refused until there is room: free some space";
             return Finding::risk("disk", found, advice);
         }
         Finding::fine("disk", found)

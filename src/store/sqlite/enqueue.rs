@@ -2,13 +2,13 @@
 
 use rusqlite::{OptionalExtension, params};
 
+use super::answer::{read_enqueue, written_enqueue};
 use super::fault::Done;
 use super::tx::{Tx, moment, time};
 use crate::clock::Timestamp;
 use crate::error::Verb;
 use crate::job::{JobId, JobRecord, NewJob};
 use crate::rules::order::is_duplicate;
-use crate::store::sql::answer::{read_enqueue, written_enqueue};
 use crate::store::{EnqueueRequest, Enqueued};
 
 statements! {

@@ -1,4 +1,4 @@
-//! What can go wrong in a step, and what it is called outside.
+//! What can go wrong in a step, and the error that callers get.
 
 use rusqlite::ErrorCode;
 
@@ -38,7 +38,7 @@ pub(super) fn corrupt(what: &str) -> Fault {
     ))
 }
 
-/// Whether somebody else has the write lock.
+/// Whether another connection has the write lock.
 pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),

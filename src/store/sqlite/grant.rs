@@ -9,12 +9,12 @@ use rusqlite::{OptionalExtension, params};
 
 use super::fault::{Done, Fault, corrupt};
 use super::place::Location;
+use super::stored_grant::{HEAD, Misfit, Note, StoredGrant, index_in};
 use super::tx::{Tx, moment, time};
 use crate::job::{JobId, JobRecord, SavedCheckpoint};
 use crate::lease::{FencingToken, Nonce};
 use crate::rules::ends::LeaseFacts;
 use crate::store::codec;
-use crate::store::sql::grant::{HEAD, Misfit, Note, StoredGrant, index_in};
 
 statements! {
     GRANT = "

@@ -1,7 +1,7 @@
 //! Calls inside the caller's own transaction, on the caller's own connection.
 //!
-//! They share the steps of the writer. What they do is undone with the rest if the caller rolls
-//! back, and nobody is woken for it here: those who wait see that the file has changed.
+//! They take the same steps as the writer. What they do is undone with the rest if the caller rolls
+//! back. They wake no sleepers directly: sleepers notice that the file has changed.
 
 use rusqlite::{Connection, Transaction};
 

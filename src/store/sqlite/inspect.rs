@@ -8,6 +8,7 @@ use rusqlite::{OptionalExtension, params};
 use super::fault::{Done, Fault, corrupt};
 use super::place::{Location, first_position, queue_of_position, tier_of_position};
 use super::tx::{Queue, Tx, moment};
+use super::view::{lease_view, parked_view, state_code, waiting};
 use crate::clock::Timestamp;
 use crate::inspect::{
     AuditView, JobView, LeaseFilter, LeaseView, Page, Paged, ParkedView, Query, QueueView, View,
@@ -18,8 +19,7 @@ use crate::limits;
 use crate::rules::ends::LeaseFacts;
 use crate::rules::order::TIERS;
 use crate::store::codec;
-use crate::store::sql::cursor::{after_key, foreign, hex, paged, pair, parked, rows, single};
-use crate::store::sql::view::{lease_view, parked_view, state_code, waiting};
+use crate::store::cursor::{after_key, foreign, hex, paged, pair, parked, rows, single};
 
 statements! {
     READY_HEAD = "

@@ -1,16 +1,15 @@
 //! Opening a file: settings, and the tables at the version that this crate knows.
 //!
-//! The version is kept in our own row (`leasehold_meta.version`), because the file may be the
-//! user's:
-//! `PRAGMA user_version` then counts *his* migrations. In a file that was empty when we came, we
-//! are at home: there `user_version` and `application_id` are set as well, so that tools recognise
-//! it.
+//! The version is kept in a row of our own (`leasehold_meta.version`), because the file may belong
+//! to the user's application, whose migrations `PRAGMA user_version` then counts. In a file that
+//! was empty, `user_version` and `application_id` are set as well, so that tools recognise it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
 
+use super::boot::{Boot, boot};
 use super::fault::{Done, Fault, corrupt, explain};
 use super::turn::Turn;
 use super::writer::LOG_BYTES;
@@ -45,7 +44,7 @@ pub(super) fn connect(path: &Path, writes: bool, full: bool) -> Done<Connection>
         flags |= OpenFlags::SQLITE_OPEN_CREATE;
     }
     let db = Connection::open_with_flags(path, flags).map_err(|error| cannot_open(path, error))?;
-    if writes && db.is_readonly("main")? {
+    if writes && db.is_readonly(rusqlite::MAIN_DB)? {
         return Err(Fault::Broken(read_only()));
     }
     db.set_prepared_statement_cache_capacity(CACHED);
@@ -168,17 +167,29 @@ pub(super) fn migrate(db: &Connection, now: impl Fn() -> Timestamp) -> Done<()> 
         db.execute_batch(migration)?;
     }
     // Read inside the transaction: nobody can have been granted a token in between.
-    let fresh = Issuer::without_memory(now());
+    let now = now();
+    let fresh = Issuer::without_memory(now);
+    let (boot, boot_at) = boot(now)
+        .map(|Boot { id, at }| (id, at.as_micros() as i64))
+        .unzip();
     if there {
         // A file that was copied back remembers too little; the floor makes up for it.
         db.execute(
-            "UPDATE leasehold_meta SET version = ?1, floor = max(floor, ?2)",
-            params![VERSION, fresh.floor as i64],
+            "UPDATE leasehold_meta SET version = ?1, floor = max(floor, ?2),
+                 boot_at = CASE WHEN boot IS ?3 THEN boot_at ELSE ?4 END, boot = ?3",
+            params![VERSION, fresh.floor as i64, boot, boot_at],
         )?;
     } else {
         db.execute(
-            "INSERT INTO leasehold_meta (one, version, last, floor) VALUES (1, ?1, ?2, ?3)",
-            params![VERSION, fresh.last as i64, fresh.floor as i64],
+            "INSERT INTO leasehold_meta (one, version, last, floor, boot, boot_at)
+             VALUES (1, ?1, ?2, ?3, ?4, ?5)",
+            params![
+                VERSION,
+                fresh.last as i64,
+                fresh.floor as i64,
+                boot,
+                boot_at
+            ],
         )?;
     }
     if ours && version < VERSION {

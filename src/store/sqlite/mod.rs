@@ -15,8 +15,9 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, mpsc};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -24,12 +25,11 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use self::fault::{Done, Fault};
-use self::poll::Poll;
-use self::reserve::Reserve;
-use self::same::SameFile;
+use self::file::{Reserve, SameFile};
 use self::sleepers::Sleepers;
 use self::turn::Turn;
 use self::tx::Tx;
+use self::wait::Poll;
 use self::writer::{Call, Reply, Work, Writer, at};
 use super::codec::Kinds;
 use super::wake::Wakers;
@@ -56,6 +56,8 @@ macro_rules! statements {
     };
 }
 
+mod answer;
+mod boot;
 mod checkpoint;
 mod claim;
 mod control;
@@ -63,28 +65,32 @@ mod control;
 pub(crate) mod doctor;
 mod enqueue;
 pub(crate) mod fault;
+mod file;
 mod grant;
 mod in_tx;
 mod inspect;
 mod migrate;
 mod place;
-mod poll;
 mod prune;
 mod reap;
 mod renew;
-mod reserve;
-mod same;
 mod settle;
 mod sleepers;
+mod stored_grant;
 #[cfg(test)]
 mod tests;
 mod turn;
 mod tx;
+mod view;
 mod wait;
 mod writer;
 
 /// Idle connections for reading that are kept open.
 const READERS: usize = 4;
+/// How often a handle that is dropped looks whether its writer is kept waiting, and for how long: a
+/// second in all.
+const LOOK: Duration = Duration::from_millis(10);
+const LOOKS: u32 = 100;
 
 /// How a file is used.
 #[derive(Clone, Debug)]
@@ -187,6 +193,8 @@ enum Engine {
         calls: Mutex<Option<mpsc::Sender<Call>>>,
         /// Closed when the writer has ended.
         ended: Mutex<mpsc::Receiver<()>>,
+        /// Whether another process keeps the writer waiting.
+        stuck: Arc<AtomicBool>,
     },
     Inline(Box<Mutex<Option<Writer>>>),
 }
@@ -248,6 +256,7 @@ impl SqliteStore {
             let (calls, received) = mpsc::channel();
             let wakers = Arc::clone(&wakers);
             let (ending, ended) = mpsc::channel();
+            let stuck = Arc::clone(&writer.turn.stuck);
             std::thread::Builder::new()
                 .name("leasehold-sqlite".into())
                 .spawn(move || {
@@ -255,12 +264,13 @@ impl SqliteStore {
                     writer.serve(&received, &wakers);
                 })
                 .map_err(|error| {
-                    let why = "the system gave no thread for the writer";
+                    let why = "the writer's thread could not be started";
                     Fault::Broken(Error::new(ErrorKind::Unavailable, why).caused_by(error))
                 })?;
             Engine::Thread {
                 calls: Mutex::new(Some(calls)),
                 ended: Mutex::new(ended),
+                stuck,
             }
         };
         let shared = Shared {
@@ -285,13 +295,14 @@ impl SqliteStore {
     }
 
     /// Answers the calls that wait, then stops. Later calls on any clone answer
-    /// [`Closed`](ErrorKind::Closed). When it returns, this handle has the file no longer open: it
-    /// may be moved, or replaced by a copy.
+    /// [`Closed`](ErrorKind::Closed). When it returns, this handle no longer has the file open: you
+    /// may move it, or replace it with a copy.
     ///
-    /// Dropping the last clone does the same, but waits no longer than a second for a file that
-    /// another process keeps locked: nobody is left to hear the answers.
+    /// Dropping the last clone does the same, but does not wait for a file that another process
+    /// keeps locked, and waits no longer than a second for anything else: there is no caller left
+    /// to get the answers.
     pub fn close(&self) {
-        self.shared.close(Duration::MAX);
+        self.shared.close(true);
     }
 
     async fn call(&self, work: Work) -> Result<Reply> {
@@ -384,13 +395,24 @@ impl Shared {
         }
     }
 
-    /// Waits this long for the writer.
-    fn close(&self, patience: Duration) {
+    /// Waits for the writer to end: if not `patient`, only while it is not kept waiting itself, and
+    /// for a second.
+    fn close(&self, patient: bool) {
         match &self.engine {
-            Engine::Thread { calls, ended } => {
+            Engine::Thread {
+                calls,
+                ended,
+                stuck,
+            } => {
                 drop(lock(calls).take());
+                let ended = lock(ended);
+                let mut looks = 0;
                 // Nothing is ever sent: the writer's end closes the channel.
-                let _ = lock(ended).recv_timeout(patience);
+                while ended.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout)
+                    && (patient || (looks < LOOKS && !stuck.load(Ordering::Acquire)))
+                {
+                    looks += 1;
+                }
             }
             Engine::Inline(writer) => drop(lock(writer).take()),
         }
@@ -405,7 +427,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        self.close(Duration::from_secs(1));
+        self.close(false);
     }
 }
 

@@ -8,6 +8,7 @@ use rusqlite::{OptionalExtension, params};
 
 use super::fault::{Done, Fault, corrupt};
 use super::tx::{Tx, moment, time};
+use super::view::{PARKED, SCHEDULED, state_code};
 use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind};
 use crate::inspect::Counts;
@@ -15,7 +16,6 @@ use crate::job::{JobId, JobRecord, JobState};
 use crate::lease::FencingToken;
 use crate::rules::order::{is_suspects, tier_of};
 use crate::store::codec;
-use crate::store::sql::view::{PARKED, SCHEDULED, state_code};
 
 statements! {
     BOUNDS = "

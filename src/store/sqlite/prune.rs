@@ -52,7 +52,7 @@ impl Tx<'_> {
     }
 
     /// Up to `max` keys. Tells whether there may be more. It needs no request id: a key whose
-    /// window is over is nobody's.
+    /// window is over belongs to no job.
     pub(super) fn prune_keys(&mut self, keys: &PruneKeys, now: Timestamp) -> Done<bool> {
         let before = time(now.before(keys.overdue));
         let mut left = keys.max;

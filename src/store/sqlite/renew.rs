@@ -4,18 +4,17 @@
 //! test and effect.
 
 use super::fault::Done;
+use super::stored_grant::offset;
 use super::tx::Tx;
 use crate::clock::Timestamp;
 use crate::lease::{Cause, FencingToken};
 use crate::rules::ends;
 use crate::rules::order::deadline;
-use crate::store::sql::grant::offset;
 use crate::store::{Beat, Renewal};
 
 impl Tx<'_> {
     pub(super) fn renew(&mut self, beat: &Beat, now: Timestamp) -> Done<Renewal> {
         if !self.may_renew(beat, now)? {
-            self.fenced(&beat.queue, beat.leases.len() + beat.lapse.len())?;
             return Ok(Renewal::Fenced);
         }
         for (token, progress) in &beat.progress {
@@ -36,7 +35,6 @@ impl Tx<'_> {
                 None => fenced.push(token),
             }
         }
-        self.fenced(&beat.queue, fenced.len())?;
         let Some(held) = self.held(beat.grant)? else {
             return Ok(Renewal::Fenced);
         };
@@ -52,7 +50,7 @@ impl Tx<'_> {
         let Some(held) = self.held(beat.grant)? else {
             return Ok(false);
         };
-        // Past its deadline a lease is gone, whether or not anybody has expired it yet.
+        // Past its deadline a lease is gone, whether or not its expiry has been recorded.
         let may = held.deadline > now && held.nonce.matches(&beat.nonce) && beat.partition == 0;
         let queue = held.queue;
         Ok(may && self.queues[queue].name == beat.queue)

@@ -5,12 +5,16 @@
 -- A job is in exactly one of: leasehold_ready (in line), leasehold_aside (scheduled, parked behind
 -- its exclusive key, or settled), or the records of one grant (leased).
 
--- One row: the version of these tables, and the issuer of tokens, one for the whole file.
+-- One row: the version of these tables; the issuer of tokens, one for the whole file; and the run
+-- of the machine in which the file was opened last: which it is, and when it began by the wall
+-- clock of whoever opened the file first in it.
 CREATE TABLE leasehold_meta (
     one     INTEGER PRIMARY KEY CHECK (one = 1),
     version INTEGER NOT NULL,
     last    INTEGER NOT NULL,
-    floor   INTEGER NOT NULL
+    floor   INTEGER NOT NULL,
+    boot    TEXT,
+    boot_at INTEGER
 );
 
 -- Counts and ledger change in the transaction of the jobs they count, once per queue.

@@ -5,15 +5,15 @@
 
 use std::collections::BTreeMap;
 
+use super::answer::{read_verdict, written_verdict};
 use super::fault::{Done, corrupt};
+use super::stored_grant::{Head, offset};
 use super::tx::Tx;
 use crate::clock::Timestamp;
 use crate::error::Verb;
 use crate::job::JobRecord;
 use crate::lease::{FencingToken, Receipt, Verdict};
 use crate::rules::ends::{self, End, LeaseFacts, Next, Settling};
-use crate::store::sql::answer::{read_verdict, written_verdict};
-use crate::store::sql::grant::{Head, offset};
 use crate::store::{SettleRequest, Settlement};
 
 statements! {

@@ -1,12 +1,12 @@
 //! Wake-ups between processes: one job wakes one sleeper, in whichever process it sleeps.
 //!
-//! Beside the file is a directory (`<db>-sleepers`). A process whose workers sleep has a socket in
-//! it, and an empty file for each queue that they sleep on. Who has made jobs ready takes away as
-//! many of these files as there are jobs, and sends a byte to the socket of each. What the dead
-//! leave behind is taken away by whoever finds that nobody listens.
+//! Next to the database is a directory (`<db>-sleepers`). A process whose workers sleep has a
+//! socket in it, and an empty file for each queue that they sleep on. A process that has made jobs
+//! ready removes as many of these files as there are jobs, and sends a byte to the socket of each.
+//! The first process that finds a socket without a listener removes what the dead one left behind.
 //!
-//! It is a help, not a promise: where there is none (another system, a path too long for a socket,
-//! a full disk), those who sleep find out by [asking](super::poll).
+//! It is an optimisation, not a promise: where it is not available (another system, a path too long
+//! for a socket, a full disk), sleepers find out by [polling](super::wait).
 
 #[cfg(unix)]
 mod system {
@@ -173,7 +173,7 @@ mod system {
                 });
                 if left == Some(0) {
                     counts.remove(file);
-                    // Most often whoever woke it has taken it.
+                    // Usually the process that woke it has removed it.
                     let _ = fs::remove_file(file);
                 }
             }
@@ -191,13 +191,13 @@ mod system {
                 let _ = fs::remove_file(socket);
                 false
             }
-            // One that has not yet heard so many hears those.
+            // Its buffer is full of wake-ups that it has yet to read.
             Err(error) => error.kind() == ErrorKind::WouldBlock,
             Ok(_) => true,
         }
     }
 
-    /// Whether nobody listens any more.
+    /// Whether the socket has no listener any more.
     fn is_dead(error: &std::io::Error) -> bool {
         error.kind() == ErrorKind::ConnectionRefused
     }

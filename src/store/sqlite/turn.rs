@@ -1,19 +1,21 @@
-//! Taking turns: several processes write to one file, none starves, and renewals stand in no line.
+//! Taking turns: several processes write to one file, none starves, and renewals do not queue.
 //!
-//! The engine lets whoever asks first after a commit have the write lock, and that is the process
-//! that just had it. So writers stand in line: the first of them holds a side file (`<db>-turn`)
-//! and asks for the write lock, the others ask for the side file. Who has just committed finds
-//! somebody before it, and only the first asks often: a crowd that waits leaves the processor to
-//! the one that works. Who has renewals to write walks past the line and waits for no more than
-//! the turn under way, the first in line, and other renewals.
+//! SQLite gives the write lock to the first process that asks after a commit, which usually is the
+//! one that just had it. So writers stand in line: the first in line holds a side file
+//! (`<db>-turn`) and asks for the write lock; the others ask for the side file. A process that has
+//! just committed thus finds another one ahead of it. Only the first in line asks often, so a crowd
+//! that waits leaves the processor to the one that works. A process with renewals to write walks
+//! past the line, and waits only for the turn under way, the first in line, and other renewals.
 //!
-//! Locks die with their process. Who steps up changes the length of the side file, so the others
-//! see that the line moves. A first in line that is frozen keeps the side file, and the line stands
-//! still: then they walk past it, and each time sooner. Without the side file everything works,
-//! only less fairly.
+//! Locks die with their process. A process that steps up changes the length of the side file, so
+//! the others see that the line moves. If the first in line is frozen, it keeps the side file and
+//! the line stands still: the others then walk past it, sooner each time. Without the side file
+//! everything still works, only less fairly.
 
 use std::fs::{File, OpenOptions};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rusqlite::Connection;
@@ -23,19 +25,20 @@ use super::fault::{Done, Fault, explain, is_busy};
 use super::migrate::beside;
 use crate::clock::monotonic;
 
-/// Between two questions of the first in line, and of those who walk past it.
+/// Between two attempts of the first in line, and of those that walk past it.
 const FIRST_PAUSE: Duration = Duration::from_micros(100);
-/// Between two questions of somebody in line: an eighth of its last wait or of this one, within
-/// these. So a crowd of any size asks about as often.
+/// Between two attempts of a process further back: an eighth of its usual wait, so that a crowd of
+/// any size asks about equally often, and less once it has waited longer than that: whoever has
+/// waited longest asks most often, and none is passed over again and again. Within these bounds.
 const LINE_PAUSE: (Duration, Duration) = (Duration::from_micros(200), Duration::from_millis(8));
 /// How long to stand in a line that does not move: longer than a slow disk takes for a turn, and
 /// far less than a lease.
 const STAND: Duration = Duration::from_millis(250);
-/// How often the first in line tells that the line moves.
+/// How often the first in line shows that the line moves.
 const TELL: Duration = Duration::from_millis(5);
 /// The side file's length counts the steps, up to this: it is never written, and takes no room.
 const STEPS: u64 = 1 << 10;
-/// From here on somebody should know: a handler's own transaction, or a frozen process.
+/// After this long the log says so: it is a handler's own transaction, or a frozen process.
 const LONG: Duration = Duration::from_secs(1);
 const LONG_PAUSE: Duration = Duration::from_millis(2);
 
@@ -45,9 +48,12 @@ pub(super) struct Turn {
     side: Option<File>,
     /// How long to stand in a line that does not move: halved when it did not in that time.
     stand: Duration,
-    /// When this process last told that it had stepped up.
+    /// When this process last showed that it had stepped up.
     told: Option<Instant>,
-    last_wait: Duration,
+    /// How long it waited of late.
+    usual_wait: Duration,
+    /// Whether it has waited longer than any turn of this crate takes.
+    pub(super) stuck: Arc<AtomicBool>,
 }
 
 /// The first in line, until dropped.
@@ -72,13 +78,25 @@ impl Turn {
             side: side.ok(),
             stand: STAND,
             told: None,
-            last_wait: Duration::ZERO,
+            usual_wait: Duration::ZERO,
+            stuck: Arc::default(),
         }
     }
 
     /// Begins a write transaction, in turn, or past the line from when on it is `urgent`. Gives up
     /// after `limit`.
     pub(super) fn begin(
+        &mut self,
+        db: &Connection,
+        limit: Duration,
+        urgent: impl FnMut() -> bool,
+    ) -> Done<()> {
+        let begun = self.wait(db, limit, urgent);
+        self.stuck.store(false, Ordering::Release);
+        begun
+    }
+
+    fn wait(
         &mut self,
         db: &Connection,
         limit: Duration,
@@ -105,23 +123,24 @@ impl Turn {
                     Err(error) => return Err(Fault::Broken(explain(error))),
                     Ok(()) => {
                         self.stand = if ahead { STAND } else { self.stand / 2 };
-                        self.last_wait = waited;
+                        self.usual_wait = (self.usual_wait * 3 + waited) / 4;
                         return Ok(());
                     }
                 }
             }
+            if waited > STAND {
+                self.stuck.store(true, Ordering::Release);
+            }
             if waited > LONG && !warned {
                 warned = true;
                 tracing::warn!(
-                    "a transaction of somebody else keeps renewals and all other calls waiting"
+                    "another transaction on the file keeps renewals and all other calls waiting"
                 );
             }
             let pause = match ahead {
                 true if waited > LONG => LONG_PAUSE,
                 true => FIRST_PAUSE,
-                false => (self.last_wait.max(waited) / 8)
-                    .clamp(LINE_PAUSE.0, LINE_PAUSE.1)
-                    .mul_f64(0.5 + fastrand::f64()),
+                false => in_line(self.usual_wait, waited, waited.saturating_sub(seen_at)),
             };
             std::thread::sleep(pause);
             paused += pause;
@@ -129,19 +148,28 @@ impl Turn {
     }
 }
 
-/// Steps up to the head of the line, if nobody is there, and now and then tells the others.
+/// How long a process further back pauses: at least an eighth of the time for which the line has
+/// not moved, since asking behind a frozen process helps nobody.
+fn in_line(usual: Duration, waited: Duration, still: Duration) -> Duration {
+    let beyond = waited.as_secs_f64() / usual.as_secs_f64().max(1e-6);
+    (usual.div_f64(beyond.max(1.0)).max(still) / 8)
+        .clamp(LINE_PAUSE.0, LINE_PAUSE.1)
+        .mul_f64(0.5 + fastrand::f64())
+}
+
+/// Steps up to the head of the line if it is free, and now and then lets the others know.
 fn step_up<'a>(side: Option<&'a File>, told: &mut Option<Instant>) -> Option<First<'a>> {
     let side = side.filter(|side| side.try_lock().is_ok())?;
     let now = monotonic();
     if told.is_none_or(|told| now - told >= TELL) {
         *told = Some(now);
-        // Who cannot tell is walked past by the others sooner.
+        // If this fails, the others only walk past sooner.
         let _ = side.set_len((steps(side).unwrap_or(0) + 1) % STEPS);
     }
     Some(First(side))
 }
 
-/// Changes when somebody steps up.
+/// Changes when a process steps up.
 fn steps(side: &File) -> Option<u64> {
     side.metadata().ok().map(|side| side.len())
 }

@@ -1,16 +1,18 @@
 //! One transaction: what it has read so far, and what it will write when it ends.
 //!
 //! Queue rows, grants, sessions and the issuer are read once, changed here, and written once before
-//! the commit: a thousand settlements of a grant cost one write of its row. Here is also
-//! what answers a repeat: an error from a write means *unknown*, so callers repeat, and a call must
-//! count once.
+//! the commit: a thousand settlements of a grant cost one write of its row. This file also answers
+//! repeats: an error from a write means *unknown*, so callers repeat the call, which must count
+//! once.
 
 use std::collections::{BTreeMap, HashMap};
 
 use rusqlite::types::{ToSql, Value};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, params, params_from_iter};
 
+use super::answer::Unread;
 use super::fault::{Done, Fault, corrupt};
+use super::stored_grant::StoredGrant;
 use crate::clock::{Timestamp, micros};
 use crate::error::{Error, ErrorKind, Verb};
 use crate::inspect::{Counts, Ledger};
@@ -19,8 +21,6 @@ use crate::lease::FencingToken;
 use crate::rules::issue::Issuer;
 use crate::rules::order::TIERS;
 use crate::store::codec::Kinds;
-use crate::store::sql::answer::Unread;
-use crate::store::sql::grant::StoredGrant;
 use crate::store::{RequestId, SESSION_IDLE, SessionId};
 
 macro_rules! queue_columns {
@@ -103,6 +103,9 @@ pub(super) struct Queue {
     dirty: bool,
 }
 
+/// The number of a queue that was removed in this transaction: no row has it.
+const GONE: i64 = 0;
+
 impl<'c> Tx<'c> {
     pub(super) fn new(db: &'c Connection, namespace: &'c str, kinds: &'c mut Kinds) -> Self {
         Self {
@@ -140,7 +143,8 @@ impl<'c> Tx<'c> {
 
     /// The queue of that name, if it is there.
     pub(super) fn known(&mut self, name: &QueueName) -> Done<Option<usize>> {
-        if let Some(at) = self.queues.iter().position(|queue| queue.name == *name) {
+        let is_it = |queue: &Queue| queue.id != GONE && queue.name == *name;
+        if let Some(at) = self.queues.iter().position(is_it) {
             return Ok(Some(at));
         }
         let queue = self
@@ -166,6 +170,12 @@ impl<'c> Tx<'c> {
         let Some(queue) = queue else { return Ok(None) };
         self.queues.push(queue?);
         Ok(Some(self.queues.len() - 1))
+    }
+
+    /// A queue whose row is gone: another of that name or number is another one.
+    pub(super) fn forget_queue(&mut self, at: usize) {
+        let queue = &mut self.queues[at];
+        (queue.id, queue.dirty) = (GONE, false);
     }
 
     /// Every queue of the namespace, by name.

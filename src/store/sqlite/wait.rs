@@ -1,20 +1,29 @@
 //! wait: sleep until one of the queues may have work.
 //!
-//! Commits of this handle wake its sleepers directly, those of other processes through
-//! [`poll`](super::poll); woken from there, a sleeper looks for work with a read.
+//! Commits of this handle wake its sleepers directly. Other processes wake them through a socket
+//! ([`sleepers`](super::sleepers)). Neither happens for jobs that a user's own transaction
+//! enqueues: only a change of the file shows that it is committed. So while there are sleepers, one
+//! thread polls the file ([`Poll`]). Once woken, a sleeper looks for work with a read.
 
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
-use rusqlite::OptionalExtension;
+use rusqlite::{Connection, OptionalExtension};
+use tokio::sync::watch;
 
 use super::SqliteStore;
 use super::fault::Done;
+use super::migrate::connect;
 use super::place::{first_position, queue_of_position, tier_of_position};
+use super::sleepers::{Sleeper, Sleepers};
 use super::tx::Tx;
 use crate::clock::{Timestamp, monotonic};
 use crate::error::{Result, Verb};
 use crate::job::QueueName;
 use crate::rules::order::is_suspects;
+use crate::store::wake::Wakers;
 
 statements! {
     READY_POSITION = "
@@ -111,4 +120,120 @@ impl Tx<'_> {
         }
         Ok((false, first_due))
     }
+}
+
+/// How often to ask: a sleeper that was not woken notices after half of this on average.
+const EVERY: Duration = Duration::from_millis(10);
+/// How often to ask after [`QUIET`] rounds in which nothing happened.
+const SELDOM: Duration = Duration::from_millis(20);
+const QUIET: u32 = 100;
+/// Rounds without a sleeper after which the thread ends.
+const LINGER: u32 = 100;
+
+#[derive(Debug)]
+pub(super) struct Poll {
+    changed: watch::Sender<u64>,
+    all: Sleepers,
+    sleeper: OnceLock<Option<Sleeper>>,
+    state: Mutex<Watching>,
+}
+
+#[derive(Debug, Default)]
+struct Watching {
+    thread: Option<JoinHandle<()>>,
+    running: bool,
+    stopped: bool,
+}
+
+impl Poll {
+    pub(super) fn new(all: Sleepers) -> Self {
+        Self {
+            changed: watch::channel(0).0,
+            all,
+            sleeper: OnceLock::new(),
+            state: Mutex::default(),
+        }
+    }
+
+    /// The processes that sleep on the file.
+    pub(super) fn sleepers(&self) -> &Sleepers {
+        &self.all
+    }
+
+    /// This handle as one of them, once it has sleepers. None: it has to ask the file.
+    pub(super) fn sleeper(&self) -> Option<&Sleeper> {
+        self.sleeper.get_or_init(|| self.all.join()).as_ref()
+    }
+
+    /// Changes after another connection has committed.
+    pub(super) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// Watches the file for as long as there are sleepers. Call it once the sleeper is on the list.
+    pub(super) fn start(self: &Arc<Self>, path: &Path, wakers: &Arc<Wakers>) {
+        let mut state = self.lock();
+        if state.running || state.stopped {
+            return;
+        }
+        let (poll, path, wakers) = (Arc::clone(self), path.to_owned(), Arc::clone(wakers));
+        let thread = std::thread::Builder::new().name("leasehold-poll".into());
+        // Without the thread, sleepers still wake for this process and by their limits.
+        state.thread = thread.spawn(move || poll.watch(&path, &wakers)).ok();
+        state.running = state.thread.is_some();
+    }
+
+    /// Ends the thread, and lets no other start.
+    pub(super) fn stop(&self) {
+        let thread = {
+            let mut state = self.lock();
+            state.stopped = true;
+            state.thread.take()
+        };
+        // It holds nothing that a panic could leave half done.
+        let _ = thread.map(JoinHandle::join);
+        if let Some(sleeper) = self.sleeper.get().and_then(Option::as_ref) {
+            sleeper.remove();
+        }
+    }
+
+    fn watch(&self, path: &Path, wakers: &Wakers) {
+        let db = connect(path, false, true);
+        let mut seen = None;
+        let (mut alone, mut quiet) = (0, 0);
+        loop {
+            let now = db.as_ref().ok().and_then(|db| version(db).ok());
+            // The first look also counts: something may have happened before the thread was up.
+            quiet += 1;
+            if now.is_none() || now != seen {
+                seen = now;
+                quiet = 0;
+                self.changed.send_modify(|times| *times += 1);
+            }
+            let every = if quiet > QUIET { SELDOM } else { EVERY };
+            match self.sleeper() {
+                None => std::thread::sleep(every),
+                Some(sleeper) if sleeper.wait(every) => {
+                    self.changed.send_modify(|times| *times += 1);
+                }
+                Some(_) => {}
+            }
+            let mut state = self.lock();
+            alone = if wakers.is_empty() { alone + 1 } else { 0 };
+            if alone > LINGER || state.stopped {
+                state.running = false;
+                return;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Watching> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Changes when another connection has committed.
+fn version(db: &Connection) -> rusqlite::Result<i64> {
+    db.prepare_cached("PRAGMA data_version")?
+        .query_row([], |row| row.get(0))
 }

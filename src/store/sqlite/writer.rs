@@ -1,10 +1,10 @@
 //! The one writer of a store handle: merges all waiting calls into one transaction.
 //!
 //! Calls that wait together share a commit, and so one `fsync`. Renewals go first, so that no lease
-//! is lost behind a large enqueue; claims go last, so that they see what the others made ready. Who
-//! sleeps for want of work is woken before it is stored, so that its claim shares the commit. A
-//! call that is refused leaves its neighbours alone. If a call breaks the transaction, it is rolled
-//! back and each call runs again in one of its own: only the broken one gets the error.
+//! is lost behind a large enqueue; claims go last, so that they see what the others made ready. A
+//! claimer that sleeps is woken before its job is committed, so that its claim shares the commit. A
+//! call that is refused does not affect its neighbours. If a call breaks the transaction, that is
+//! rolled back and each call runs again in one of its own: only the broken one gets the error.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -17,9 +17,8 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::fault::{Done, Fault};
+use super::file::{Reserve, SameFile, no_room};
 use super::migrate::{self, beside};
-use super::reserve::{Reserve, no_room};
-use super::same::SameFile;
 use super::sleepers::Sleepers;
 use super::turn::Turn;
 use super::tx::{Tx, Wakeup};
@@ -297,7 +296,7 @@ impl Writer {
     fn make_room(&mut self) -> bool {
         let given_up = self.reserve.as_mut().is_some_and(Reserve::give_up);
         if given_up {
-            tracing::warn!("the disk is full: work that runs can end, and no other begins");
+            tracing::warn!("the disk is full: running work can end, and no new work begins");
         }
         let log = self
             .db

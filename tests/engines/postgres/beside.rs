@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold::clock::{ManualClock, SystemClock};
 use leasehold::job::{Kind, QueueName};
 use leasehold::store::{
-    ClaimQueue, ClaimRequest, EnqueueRequest, Outcome, PostgresStore, SettleRequest, Settlement,
+    ClaimQueue, EnqueueRequest, Outcome, PostgresStore, SettleRequest, Settlement,
 };
 use leasehold::{JobId, NewJob, Store, inspect};
 use tokio_postgres::Client;
@@ -15,13 +15,6 @@ use crate::postgres::server::{Server, shared};
 use crate::postgres::{Caller, complete};
 
 const TERM: Duration = Duration::from_secs(60);
-
-/// How a claim is done: in one statement, or in a transaction of several.
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum Way {
-    Plain,
-    Long,
-}
 
 async fn number(db: &Client, sql: &str) -> i64 {
     db.query_one(sql, &[]).await.unwrap().get(0)
@@ -34,138 +27,123 @@ async fn until(db: &Client, fact: &str) {
     }
 }
 
-/// A claim that goes this way: one that names a queue twice is not plain.
-fn claim_this_way(caller: &mut Caller, way: Way) -> ClaimRequest {
-    let mut claim = caller.claim_request(10, TERM);
-    if way == Way::Long {
-        claim.queues.push(claim.queues[0].clone());
-    }
-    claim
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn a_queue_that_is_made_while_a_claim_looks_for_it_keeps_its_jobs() {
-    for way in [Way::Plain, Way::Long] {
-        let server = Server::start(&["fsync=off"]);
-        let store = PostgresStore::with(server.config(), Server::options()).await;
-        let mut caller = Caller::new(store.unwrap()).await;
-        let mut producer = Caller::new(caller.store.clone()).await;
-        caller.enqueue(1).await;
-        let late = QueueName::new("late").unwrap();
-        let mut claim = claim_this_way(&mut caller, way);
-        claim.queues.push(ClaimQueue {
-            queue: late.clone(),
-            ..claim.queues[0].clone()
-        });
+    let server = Server::start(&["fsync=off"]);
+    let store = PostgresStore::with(server.config(), Server::options()).await;
+    let mut caller = Caller::new(store.unwrap()).await;
+    let mut producer = Caller::new(caller.store.clone()).await;
+    caller.enqueue(1).await;
+    let late = QueueName::new("late").unwrap();
+    let mut claim = caller.claim_request(10, TERM);
+    claim.queues.push(ClaimQueue {
+        queue: late.clone(),
+        ..claim.queues[0].clone()
+    });
 
-        // The claim waits for the queue that is there, and has seen that the other is not.
-        let mut db = server.client().await;
-        let tx = db.transaction().await.unwrap();
-        tx.batch_execute("SELECT FROM leasehold.queues FOR UPDATE")
-            .await
-            .unwrap();
-        let claiming = tokio::spawn({
-            let store = caller.store.clone();
-            async move { store.claim(claim).await }
-        });
-        let observer = server.client().await;
-        until(
-            &observer,
-            "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted",
-        )
-        .await;
-        let enqueue = EnqueueRequest {
-            request: producer.request(),
-            jobs: vec![(
-                JobId::generate(),
-                NewJob::raw(late.clone(), Kind::new("work").unwrap(), "{}"),
-            )]
-            .into(),
-        };
-        producer.store.enqueue(enqueue).await.unwrap();
-        tx.commit().await.unwrap();
+    // The claim waits for the queue that is there, and has seen that the other is not.
+    let mut db = server.client().await;
+    let tx = db.transaction().await.unwrap();
+    tx.batch_execute("SELECT FROM leasehold.queue FOR UPDATE")
+        .await
+        .unwrap();
+    let claiming = tokio::spawn({
+        let store = caller.store.clone();
+        async move { store.claim(claim).await }
+    });
+    let observer = server.client().await;
+    until(
+        &observer,
+        "SELECT count(*) > 0 FROM pg_locks WHERE NOT granted",
+    )
+    .await;
+    let enqueue = EnqueueRequest {
+        request: producer.request(),
+        jobs: vec![(
+            JobId::generate(),
+            NewJob::raw(late.clone(), Kind::new("work").unwrap(), "{}"),
+        )]
+        .into(),
+    };
+    producer.store.enqueue(enqueue).await.unwrap();
+    tx.commit().await.unwrap();
 
-        // Nobody has locked its row: what this claim took there, another could have taken too.
-        let claimed = claiming.await.unwrap().unwrap();
-        let of_late = claimed.grants.iter().filter(|grant| grant.queue == late);
-        assert_eq!(of_late.count(), 0, "{way:?}");
-        let waiting = "SELECT count(*) FROM leasehold.ready";
-        assert_eq!(number(&observer, waiting).await, 1, "{way:?}");
-        let mut claim = caller.claim_request(1, TERM);
-        claim.queues[0].queue = late;
-        assert_eq!(caller.store.claim(claim).await.unwrap().grants.len(), 1);
-        let ledger = inspect::ledger(&caller.store).await.unwrap();
-        assert_eq!((ledger.granted, ledger.live), (2, 2), "{way:?}");
-    }
+    // Nobody has locked its row: what this claim took there, another could have taken too.
+    let claimed = claiming.await.unwrap().unwrap();
+    let of_late = claimed.grants.iter().filter(|grant| grant.queue == late);
+    assert_eq!(of_late.count(), 0);
+    let waiting = "SELECT count(*) FROM leasehold.job WHERE state = 2";
+    assert_eq!(number(&observer, waiting).await, 1);
+    let mut claim = caller.claim_request(1, TERM);
+    claim.queues[0].queue = late;
+    assert_eq!(caller.store.claim(claim).await.unwrap().grants.len(), 1);
+    let ledger = inspect::ledger(&caller.store).await.unwrap();
+    assert_eq!((ledger.granted, ledger.live), (2, 2));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn all_that_a_call_writes_is_of_one_transaction() {
-    for way in [Way::Plain, Way::Long] {
-        let server = Server::start(&["fsync=off"]);
-        let store = PostgresStore::with(server.config(), Server::options()).await;
-        let mut caller = Caller::new(store.unwrap()).await;
-        caller.enqueue(3).await;
-        let claim = claim_this_way(&mut caller, way);
-        let claimed = caller.store.claim(claim).await.unwrap();
-        assert_eq!(claimed.grants[0].leases.len(), 3);
-        // The grant, its records, the issuer, and the answer.
-        let written = "SELECT count(*), count(DISTINCT x::text) FROM (
-                           SELECT xmin AS x FROM leasehold.grants UNION ALL
-                           SELECT xmin FROM leasehold.records UNION ALL
-                           SELECT xmin FROM leasehold.queues UNION ALL
-                           SELECT xmin FROM leasehold.lanes) AS w";
-        let db = server.client().await;
-        let row = db.query_one(written, &[]).await.unwrap();
-        let (rows, transactions): (i64, i64) = (row.get(0), row.get(1));
-        assert_eq!((rows, transactions), (4, 1), "{way:?}");
-    }
+    let server = Server::start(&["fsync=off"]);
+    let store = PostgresStore::with(server.config(), Server::options()).await;
+    let mut caller = Caller::new(store.unwrap()).await;
+    caller.enqueue(3).await;
+    let claim = caller.claim_request(10, TERM);
+    let claimed = caller.store.claim(claim).await.unwrap();
+    assert_eq!(claimed.grants[0].leases.len(), 3);
+    // The grant, its jobs, the issuer, and the answer.
+    let written = "SELECT count(*), count(DISTINCT x::text) FROM (
+                       SELECT xmin AS x FROM leasehold.grants UNION ALL
+                       SELECT xmin FROM leasehold.job UNION ALL
+                       SELECT xmin FROM leasehold.head UNION ALL
+                       SELECT xmin FROM leasehold.lane) AS w";
+    let db = server.client().await;
+    let row = db.query_one(written, &[]).await.unwrap();
+    let (rows, transactions): (i64, i64) = (row.get(0), row.get(1));
+    assert_eq!((rows, transactions), (6, 1));
 }
 
 #[tokio::test]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn jobs_are_taken_with_all_that_a_claim_does_or_not_at_all() {
-    for way in [Way::Plain, Way::Long] {
-        let server = Server::start(&["fsync=off"]);
-        let store = PostgresStore::with(server.config(), Server::options()).await;
-        let mut caller = Caller::new(store.unwrap()).await;
-        caller.enqueue(3).await;
-        let claim = claim_this_way(&mut caller, way);
-        let db = server.client().await;
-        // The very last that a claim does, fails.
-        let fail = "CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS
-                        $$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END $$;
-                    CREATE TRIGGER fails BEFORE INSERT OR UPDATE ON leasehold.lanes
-                        FOR EACH ROW WHEN (NEW.verb = 2) EXECUTE FUNCTION fails()";
-        db.batch_execute(fail).await.unwrap();
-        let error = caller.store.claim(claim.clone()).await.unwrap_err();
-        assert_eq!(error.kind(), leasehold::ErrorKind::Full, "{error:?}");
-        let waiting = "SELECT count(*) FROM leasehold.ready";
-        assert_eq!(number(&db, waiting).await, 3, "{way:?}");
-        db.batch_execute("DROP TRIGGER fails ON leasehold.lanes")
-            .await
-            .unwrap();
-        let claimed = caller.store.claim(claim).await.unwrap();
-        assert_eq!(claimed.grants[0].leases.len(), 3, "{way:?}");
-        let ledger = inspect::ledger(&caller.store).await.unwrap();
-        assert_eq!((ledger.granted, ledger.live), (3, 3), "{way:?}");
+    let server = Server::start(&["fsync=off"]);
+    let store = PostgresStore::with(server.config(), Server::options()).await;
+    let mut caller = Caller::new(store.unwrap()).await;
+    caller.enqueue(3).await;
+    let claim = caller.claim_request(10, TERM);
+    let db = server.client().await;
+    // The very last that a claim does, fails.
+    let fail = "CREATE FUNCTION fails() RETURNS trigger LANGUAGE plpgsql AS
+                    $$ BEGIN RAISE EXCEPTION 'no room' USING ERRCODE = '53100'; END $$;
+                CREATE TRIGGER fails BEFORE INSERT OR UPDATE ON leasehold.lane
+                    FOR EACH ROW WHEN (NEW.verb = 2) EXECUTE FUNCTION fails()";
+    db.batch_execute(fail).await.unwrap();
+    let error = caller.store.claim(claim.clone()).await.unwrap_err();
+    assert_eq!(error.kind(), leasehold::ErrorKind::Full, "{error:?}");
+    let waiting = "SELECT count(*) FROM leasehold.job WHERE state = 2";
+    assert_eq!(number(&db, waiting).await, 3);
+    db.batch_execute("DROP TRIGGER fails ON leasehold.lane")
+        .await
+        .unwrap();
+    let claimed = caller.store.claim(claim).await.unwrap();
+    assert_eq!(claimed.grants[0].leases.len(), 3);
+    let ledger = inspect::ledger(&caller.store).await.unwrap();
+    assert_eq!((ledger.granted, ledger.live), (3, 3));
 
-        // Control: the same steps, each by itself, lose what the first of them took.
-        caller.enqueue(2).await;
-        db.batch_execute(&fail.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION"))
-            .await
-            .unwrap();
-        for step in [
-            "DELETE FROM leasehold.ready",
-            "UPDATE leasehold.lanes SET verb = 2",
-        ] {
-            let done = db.batch_execute(step).await;
-            assert_eq!(done.is_err(), step.starts_with("UPDATE"));
-        }
-        assert_eq!(number(&db, waiting).await, 0);
+    // Control: the same steps, each by itself, lose what the first of them took.
+    caller.enqueue(2).await;
+    db.batch_execute(&fail.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION"))
+        .await
+        .unwrap();
+    for step in [
+        "DELETE FROM leasehold.job WHERE state = 2",
+        "UPDATE leasehold.lane SET verb = 2",
+    ] {
+        let done = db.batch_execute(step).await;
+        assert_eq!(done.is_err(), step.starts_with("UPDATE"));
     }
+    assert_eq!(number(&db, waiting).await, 0);
 }
 
 #[tokio::test]
@@ -207,7 +185,7 @@ async fn many_may_open_a_new_database_at_once_whatever_the_default() {
     for _ in 0..2 {
         let mut config = server.config();
         config.options("-c default_transaction_isolation=serializable");
-        opening.spawn(PostgresStore::with(config, Server::options()));
+        opening.spawn(PostgresStore::with(config, Server::options().migrate()));
     }
     let observer = server.client().await;
     until(
@@ -221,10 +199,10 @@ async fn many_may_open_a_new_database_at_once_whatever_the_default() {
     }
 }
 
-/// The plain way and the long way leave the same behind, whatever the jobs look like.
+/// What is claimed is what was enqueued, whatever the jobs look like; and what comes back is, too.
 #[tokio::test]
 #[ignore = "needs postgresql: ./tests/run"]
-async fn a_grant_made_plainly_is_read_by_the_long_way() {
+async fn what_is_claimed_is_what_was_enqueued() {
     let mut caller = Caller::new(shared().store(SystemClock).await).await;
     for size in [0, 100, 3_000, 200_000] {
         let jobs = (0..7).map(|n| {
@@ -247,7 +225,7 @@ async fn a_grant_made_plainly_is_read_by_the_long_way() {
             assert!(lease.job.enqueued_at <= grant.granted_at);
             assert!(grant.granted_at.since(lease.job.enqueued_at) < Duration::from_secs(600));
         }
-        // Some are completed plainly; the others, which the long way reads, come back.
+        // Some are completed; the others come back.
         let (done, back) = grant.leases.split_at(3);
         let settle = SettleRequest {
             request: caller.request(),
@@ -283,7 +261,7 @@ async fn a_grant_made_plainly_is_read_by_the_long_way() {
         };
         let verdicts = caller.store.settle(settle.clone()).await.unwrap();
         assert!(verdicts.iter().all(|verdict| verdict.is_held()));
-        // A receipt is worth something once, also among plain ones.
+        // A receipt is worth something once.
         let settle = SettleRequest {
             request: caller.request(),
             ..settle
@@ -293,26 +271,25 @@ async fn a_grant_made_plainly_is_read_by_the_long_way() {
     }
 }
 
-/// The plan of a statement that was first made while a table was empty is kept: it must not be one that
-/// reads a queue from end to end.
+/// The plan of a statement that was first made while a table was empty is kept: it must not be one
+/// that reads a queue from end to end.
 #[tokio::test]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn an_enqueue_reads_nothing_of_a_long_queue() {
     const LONG: usize = 10_000;
     let server = Server::start(&["fsync=off", "autovacuum=off"]);
     let mut caller = Caller::new(server.store(SystemClock).await).await;
-    let call = "SELECT leasehold.enqueue_plain(s.namespace, '5s', NULL, s.id, 9, 1, ARRAY[q.name],
-                    array_fill(1, ARRAY[100]), array_fill(9::smallint, ARRAY[100]),
+    let call = "SELECT count(*) FROM leasehold.queue AS q CROSS JOIN LATERAL leasehold.enqueue_1(
+                    q.namespace, NULL, NULL, NULL, NULL,
                     (SELECT array_agg(gen_random_uuid()) FROM generate_series(1, 100)),
-                    '00000000-0000-0000-0000-000000000000', 'ffffffff-ffff-ffff-ffff-ffffffffffff',
-                    array_fill(2, ARRAY[100]), array_fill(decode(repeat('00', 90), 'hex'), ARRAY[100]), '')
-                FROM leasehold.sessions s JOIN leasehold.queues q USING (namespace)";
+                    array_fill(q.name, ARRAY[100]), array_fill('work'::text, ARRAY[100]),
+                    array_fill(''::bytea, ARRAY[100]), NULL, NULL, NULL, NULL)";
     let mut db = server.client().await;
     for jobs in [1, LONG] {
         caller.enqueue(jobs).await;
         let tx = db.transaction().await.unwrap();
         let done = tx.query_one(call, &[]).await.unwrap();
-        assert!(done.get::<_, bool>(0), "it was not plain");
+        assert_eq!(done.get::<_, i64>(0), 0, "there are duplicates");
         if jobs == LONG {
             read_little(&tx, LONG).await;
         }
@@ -322,20 +299,20 @@ async fn an_enqueue_reads_nothing_of_a_long_queue() {
 async fn read_little(tx: &tokio_postgres::Transaction<'_>, long: usize) {
     let read = async || -> i64 {
         let read = "SELECT coalesce(idx_tup_fetch, 0) + coalesce(seq_tup_read, 0)
-                    FROM pg_stat_xact_user_tables WHERE schemaname = 'leasehold' AND relname = 'ready'";
+                    FROM pg_stat_xact_user_tables WHERE schemaname = 'leasehold' AND relname = 'job'";
         tx.query_one(read, &[]).await.unwrap().get(0)
     };
     let rows = read().await;
     assert!(rows <= 100, "{rows} of {long}");
     // Control arm: the same question about the same rows, asked without their key.
-    tx.execute("SELECT FROM leasehold.ready WHERE weight = -1", &[])
+    tx.execute("SELECT FROM leasehold.job WHERE weight = -1", &[])
         .await
         .unwrap();
     assert!(read().await >= long as i64, "this test cannot fail");
 }
 
-/// Each queue is an issuer: two processes may get grants under one number from two queues. A claim that
-/// names both queues takes neither for the other.
+/// Each queue is an issuer: two processes may get grants under one number from two queues. A claim
+/// that names both queues takes neither for the other.
 #[tokio::test]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn grants_of_one_number_are_told_apart() {

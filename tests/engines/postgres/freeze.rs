@@ -3,16 +3,16 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use leasehold::Store;
 use leasehold::inspect;
 use leasehold::job::Namespace;
 use leasehold::lease::Receipt;
-use leasehold::store::{EnqueueRequest, PostgresOptions, PostgresStore, SettleRequest};
-use leasehold::{JobId, Store};
+use leasehold::store::{PostgresOptions, PostgresStore, SettleRequest};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio_postgres::Config;
 
 use crate::postgres::server::Server;
-use crate::postgres::{Caller, answered, complete, job};
+use crate::postgres::{Caller, answered, complete};
 
 const ROLE: &str = "LEASEHOLD_TEST_POSTGRES_FROZEN";
 const TERM: Duration = Duration::from_secs(600);
@@ -75,10 +75,11 @@ async fn in_a_call_of_the_store() {
         .unwrap();
     let mut caller = Caller::new(store).await;
     let db = server.client().await;
+    // A call of one statement cannot be frozen in its middle. One that begins a transaction can.
     let process = Process::start("calls", &server);
     // Until it is caught in a claim, which holds the row of the queue.
     let claims = "AND pid IN (SELECT pid FROM pg_locks WHERE mode = 'RowShareLock'
-                  AND relation = 'leasehold.queues'::regclass)";
+                  AND relation = 'leasehold.queue'::regclass)";
     let start = Instant::now();
     loop {
         assert!(start.elapsed() < PATIENCE, "it is never in a claim");
@@ -130,7 +131,7 @@ async fn in_a_transaction_of_its_own() {
     let handed = format!("{handed}{held}')");
     db.batch_execute(&handed).await.unwrap();
     let process = Process::start("settles", &server);
-    while open(&db, "AND query LIKE '%RELEASE SAVEPOINT%'").await == 0 {
+    while open(&db, "AND query LIKE '%settle_1%'").await == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     process.signal(Signal::STOP);
@@ -156,6 +157,9 @@ async fn frozen_process() {
     let (role, url) = role.split_once(' ').unwrap();
     let mut config: Config = url.parse().unwrap();
     config.application_name("frozen");
+    if role == "calls" {
+        config.options("-c default_transaction_isolation=serializable");
+    }
     let store = PostgresStore::with(config.clone(), options())
         .await
         .unwrap();
@@ -176,14 +180,7 @@ async fn frozen_process() {
     loop {
         caller = Caller::new(caller.store.clone()).await;
         for _ in 0..100 {
-            // With a term of its own: a claim in one statement cannot be frozen in the middle.
-            let mut job = job();
-            job.options.term = Some(TERM);
-            let request = EnqueueRequest {
-                request: caller.request(),
-                jobs: vec![(JobId::generate(), job)].into(),
-            };
-            answered(|| caller.store.enqueue(request.clone())).await;
+            caller.enqueue(1).await;
             let Some(lease) = caller.claim_one(TERM).await else {
                 continue;
             };

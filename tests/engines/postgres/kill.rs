@@ -1,7 +1,7 @@
 //! Effect and settlement under `kill -9` of workers and of the server: every effect exactly once.
 //!
-//! The control arm does the same work with effect and settlement apart, under the same kills. It must
-//! show an effect twice.
+//! The control arm does the same work with effect and settlement apart, under the same kills. It
+//! must show an effect twice.
 
 use std::process::{Command, Stdio};
 use std::sync::Arc;

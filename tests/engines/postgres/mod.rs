@@ -1,25 +1,31 @@
 //! What is PostgreSQL's own: the caller's transaction, a server that dies, a copy that lags behind.
 
 mod beside;
+mod clients;
 use leasehold_support::certs;
 mod complete;
 use leasehold_support::disk;
 mod faults;
 mod freeze;
 mod full;
+mod in_hand;
 use leasehold_support::issuer;
 mod kill;
+mod lean;
 mod locks;
+mod looking;
 mod moving;
 use leasehold_support::paying;
-mod plain;
 mod pooler;
 mod prune;
+mod public;
 use leasehold_support::postgres as server;
+mod standstill;
 mod starts;
 mod tls;
 mod tokens;
 mod transaction;
+mod waking;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,7 +70,8 @@ pub(crate) fn beat(grant: &Grant) -> Beat {
     }
 }
 
-/// Calls until there is an answer: a connection that died with its server is noticed when it is used.
+/// Calls until there is an answer: a connection that died with its server is noticed when it is
+/// used.
 pub(crate) async fn answered<T, F>(mut call: impl FnMut() -> F) -> T
 where
     F: Future<Output = leasehold::Result<T>>,

@@ -11,6 +11,7 @@ use leasehold::{Client, Context, Failure, Job, NewJob, RetryPolicy, Store};
 use serde::{Deserialize, Serialize};
 
 use crate::postgres::Caller;
+use crate::postgres::public::one;
 use crate::postgres::server::{Server, command, free_port, own, shared};
 
 const JOBS: usize = 300;
@@ -29,13 +30,13 @@ impl Job for Pay {
 }
 
 /// A pooler in front of a server, with fewer connections than it has clients.
-struct Pooler {
+pub(super) struct Pooler {
     process: Child,
     port: u16,
 }
 
 impl Pooler {
-    async fn start(server: &Server) -> Self {
+    pub(super) async fn start(server: &Server) -> Self {
         let port = free_port();
         let config = server.config();
         let (settings, users) = (server.dir().join("pool.ini"), server.dir().join("users"));
@@ -84,8 +85,12 @@ impl Pooler {
         pooler
     }
 
-    fn config(&self, server: &Server) -> tokio_postgres::Config {
-        let url = format!("postgres://postgres@127.0.0.1:{}/postgres", self.port);
+    pub(super) fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    pub(super) fn config(&self, server: &Server) -> tokio_postgres::Config {
+        let url = self.url();
         assert_ne!(url, server.url());
         url.parse().unwrap()
     }
@@ -175,10 +180,83 @@ async fn everything_works_behind_a_pooler_in_transaction_mode() {
     }
 }
 
+/// Ends whoever stands still with a scope, as a successor does.
+async fn open_fence(db: &tokio_postgres::Client, token: u64) -> Result<(), tokio_postgres::Error> {
+    let open = format!("SELECT leasehold.open_fence('leasehold/default/n:till', {token})");
+    db.batch_execute(&open).await
+}
+
+/// A pooler's connections go from client to client. A successor ends the one that stands still in
+/// its scope now, and not whoever came to the same connection after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql and pgbouncer: ./tests/run"]
+async fn the_next_client_of_a_connection_is_not_ended_for_the_last() {
+    // Longer than a transaction must have stood still to be ended.
+    const STILL: Duration = Duration::from_millis(1_300);
+    let server = Server::start(&["fsync=off"]);
+    let made = PostgresStore::with(server.config(), Server::options().migrate()).await;
+    made.unwrap();
+    let pooler = Pooler::start(&server).await;
+    let through = async || {
+        let (db, connection) = pooler
+            .config(&server)
+            .connect(tokio_postgres::NoTls)
+            .await
+            .unwrap();
+        tokio::spawn(connection);
+        db
+    };
+    let pid = async |db: &tokio_postgres::Client| one(db, "SELECT pg_backend_pid()").await.unwrap();
+    let successor = server.client().await;
+
+    // The first has gone on, and another client has its connection, in a transaction that stands
+    // still.
+    let first = through().await;
+    first.batch_execute("BEGIN").await.unwrap();
+    open_fence(&first, 1).await.unwrap();
+    let its = pid(&first).await;
+    first.batch_execute("COMMIT").await.unwrap();
+    let other = through().await;
+    let start = Instant::now();
+    loop {
+        other.batch_execute("BEGIN").await.unwrap();
+        if pid(&other).await == its {
+            break;
+        }
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "it never gets that connection"
+        );
+        other.batch_execute("ROLLBACK").await.unwrap();
+    }
+    tokio::time::sleep(STILL).await;
+    open_fence(&successor, 2).await.unwrap();
+    assert_eq!(pid(&other).await, its, "it was hit");
+
+    // Control arm: by the number that the first had when it was there, the other is hit.
+    let end = format!("SELECT pg_terminate_backend({its})");
+    one(&successor, &end).await.unwrap();
+    assert!(
+        one(&other, "SELECT 1").await.is_err(),
+        "this test cannot fail"
+    );
+
+    // And one that is still there is ended, behind the pooler as well.
+    let late = through().await;
+    late.batch_execute("BEGIN").await.unwrap();
+    open_fence(&late, 3).await.unwrap();
+    tokio::time::sleep(STILL).await;
+    open_fence(&successor, 4).await.unwrap();
+    assert!(
+        one(&late, "SELECT 1").await.is_err(),
+        "it stands still as before"
+    );
+}
+
 /// The process that listens, by the server's number for it.
 async fn listener(db: &tokio_postgres::Client, name: &str) -> Option<i32> {
-    let sql =
-        "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND application_name = $1";
+    let sql = "SELECT a.pid FROM pg_stat_activity a JOIN pg_locks l USING (pid)
+               WHERE l.locktype = 'advisory' AND a.application_name = $1 LIMIT 1";
     let row = db.query_opt(sql, &[&name]).await.unwrap();
     row.map(|row| row.get(0))
 }

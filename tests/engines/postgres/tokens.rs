@@ -81,8 +81,8 @@ async fn from_process_to_process() {
     }
 }
 
-/// A claim that waits for another goes on behind its tokens, not behind those that were there when it
-/// began to wait.
+/// A claim that waits for another goes on behind its tokens, not behind those that were there when
+/// it began to wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn from_claim_to_claim() {
@@ -93,11 +93,13 @@ async fn from_claim_to_claim() {
         let mut caller = Caller::new(server.store(ManualClock::default()).await).await;
         caller.enqueue(1).await;
         let tx = db.transaction().await.unwrap();
-        let issue = "UPDATE leasehold.queues SET last = floor + 1000 WHERE last = 0 RETURNING last";
+        tx.batch_execute("SELECT FROM leasehold.queue FOR UPDATE")
+            .await
+            .unwrap();
+        let issue = "UPDATE leasehold.head SET last = floor + 1000 WHERE last = 0 RETURNING last";
         let last: i64 = tx.query_one(issue, &[]).await.unwrap().get(0);
         let mut claim = caller.claim_request(1, TERM);
         if twice {
-            // Then it is not plain.
             claim.queues.push(claim.queues[0].clone());
         }
         let store = caller.store.clone();
@@ -117,7 +119,8 @@ async fn from_claim_to_claim() {
     }
 }
 
-/// A queue whose tokens are ahead of the clock is passed over, if another one has something to give.
+/// A queue whose tokens are ahead of the clock is passed over, if another one has something to
+/// give.
 #[tokio::test]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn a_queue_that_is_ahead_stops_no_other() {
@@ -153,7 +156,6 @@ async fn a_queue_that_is_ahead_stops_no_other() {
         panic!("no token fits");
     };
     assert_eq!(refused.kind(), ErrorKind::TokensAhead);
-    // Named twice, which is no plain claim.
     let got = claim(9, &["ahead", "other", "ahead"]).await.unwrap();
     assert!(got.eq([name("other")]));
 }
@@ -192,7 +194,8 @@ async fn from_queue_to_queue() {
     }
 }
 
-/// A new queue starts above its floor, also where its process has seen tokens that are too far ahead.
+/// A new queue starts above its floor, also where its process has seen tokens that are too far
+/// ahead.
 #[tokio::test]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn a_queue_that_is_new_starts_above_its_floor() {

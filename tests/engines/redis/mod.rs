@@ -4,12 +4,15 @@
 
 use leasehold_support as support;
 
+mod functions;
 mod idle;
+mod losses;
 use leasehold_support::issuer;
 mod proxy;
 mod replies;
 mod restart;
 mod servers;
+mod sleep;
 mod steps;
 mod store;
 mod tokens;

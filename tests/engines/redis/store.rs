@@ -255,6 +255,48 @@ async fn a_claim_in_steps_that_finds_no_token_can_be_repeated() {
     d.snapshot().await.assert_in_order();
 }
 
+/// More than one answer may carry: what goes back in line for its weight stays findable, and others
+/// hear of it.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn heavy_jobs_that_did_not_fit_stay_in_line() {
+    let server = Standalone::start(&[]);
+    let d = driver(options(&server, "a")).await;
+    for priority in [0, 4] {
+        let heavy = || {
+            let mut heavy = job().priority(priority);
+            heavy.payload = vec![7; 256 << 10].into();
+            heavy
+        };
+        let mut ids = d.enqueue_all(vec![heavy(); 35]).await;
+        ids.extend(d.enqueue_all(vec![heavy(); 35]).await);
+        // Somebody who sleeps is woken for what stayed.
+        let woken = || {
+            let stats = server
+                .server
+                .info(&["INFO", "commandstats"], "cmdstat_publish");
+            stats.map_or(0, |stats| {
+                stats[6..].split(',').next().unwrap().parse().unwrap()
+            })
+        };
+        let before: u64 = woken();
+        let asleep = d.other().await;
+        let mut got = d.claim_ids(100).await;
+        assert!(got.len() < 70, "one answer does not carry all of them");
+        while got.len() < 70 {
+            let more = asleep.claim_ids(100).await;
+            assert!(
+                !more.is_empty(),
+                "{} of priority {priority} are stuck",
+                70 - got.len()
+            );
+            got.extend(more);
+        }
+        assert_eq!(got, ids, "in the order of arrival");
+        assert_eq!(woken(), before, "nobody slept");
+    }
+}
+
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn a_full_server_takes_no_jobs_and_lets_holders_out() {
@@ -445,9 +487,42 @@ async fn a_queue_of_an_earlier_layout_is_refused() {
         .tell::<()>(&["HSET", "{a}:queues", "default", "1:0"]);
     let refused = d.try_enqueue(vec![job()]).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
-    assert!(refused.to_string().contains("earlier version"), "{refused}");
+    assert!(refused.to_string().contains("another version"), "{refused}");
     let refused = d.store().claim(d.claim_request(1)).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+    // Whoever comes now is not let in at all, not even to queues of its own.
+    let late = RedisStore::open(options(&server, "a")).unwrap();
+    let refused = late.open_session().await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+    let refused = inspect::queues(&late).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+}
+
+/// Where the list of queues was lost the partition itself tells of its layout.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn the_books_of_an_earlier_layout_are_left_alone() {
+    let server = Standalone::start(&[]);
+    let meta = "{a:default:0}:meta";
+    let books = || {
+        server
+            .server
+            .tell::<BTreeMap<String, String>>(&["HGETALL", meta])
+    };
+    let words = ["HSET", meta, "layout", "2", "seq", "7", "last", "99"];
+    server.server.tell::<()>(&words);
+    let before = books();
+    let d = driver(options(&server, "a")).await;
+    let refused = [
+        d.try_enqueue(vec![job()]).await.map(drop),
+        d.store().claim(d.claim_request(1)).await.map(drop),
+    ];
+    for refused in refused {
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+        assert!(refused.to_string().contains("another version"), "{refused}");
+    }
+    assert_eq!(books(), before);
 }
 
 #[tokio::test]
@@ -474,11 +549,19 @@ async fn partitions_share_a_queue_and_keep_a_key_together() {
     for held in &ready {
         d.settled(held, complete()).await;
     }
-    assert_eq!(d.claim(100).await.len(), 12, "the next of each key");
+    let next = d.claim(100).await;
+    assert_eq!(next.len(), 12, "the next of each key");
 
     let other = driver(options(&server, "a").partitions(2)).await;
     let refused = other.try_enqueue(vec![job()]).await.unwrap_err();
     assert_eq!(refused.field(), Some("partitions"), "{refused}");
+    // A setting that is wrong here keeps nobody from looking, nor from what is there already.
+    assert_eq!(other.queue().await.counts.leased, 12);
+    assert_eq!(other.view(next[0].id()).await.state, JobState::Leased);
+    other.control(ControlCommand::Pause(queue())).await;
+    other.control(ControlCommand::Resume(queue())).await;
+    other.advance(TERM).await;
+    assert_eq!(other.claim(100).await.len(), 12);
     assert!(RedisStore::open(options(&server, "a").partitions(65)).is_err());
 }
 
@@ -514,8 +597,8 @@ async fn a_partition_that_is_not_there_is_in_nobodys_way() {
     }
 }
 
-/// Claims of a lane take turns at the partitions, and so do those of neighbouring lanes: none is always
-/// the last to be asked.
+/// Claims of a lane take turns at the partitions, and so do those of neighbouring lanes: none is
+/// always the last to be asked.
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn claims_take_turns_at_the_partitions() {
@@ -533,7 +616,8 @@ async fn claims_take_turns_at_the_partitions() {
     }
 }
 
-/// A queue whose tokens are ahead of the clock is passed over, if another one has something to give.
+/// A queue whose tokens are ahead of the clock is passed over, if another one has something to
+/// give.
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn a_queue_that_is_ahead_stops_no_other() {
@@ -572,8 +656,8 @@ async fn a_queue_that_is_ahead_stops_no_other() {
     }
 }
 
-/// A claim that finds no token has not been answered: the one before it is the last of its lane, and can be
-/// repeated.
+/// A claim that finds no token has not been answered: the one before it is the last of its lane,
+/// and can be repeated.
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn a_claim_that_finds_no_token_leaves_its_lane_as_it_was() {
@@ -666,7 +750,7 @@ async fn one_job_wakes_one_sleeper() {
     let sleepers = || {
         server
             .server
-            .tell::<usize>(&["ZCARD", "{a:default:0}:doze"])
+            .tell::<usize>(&["ZCARD", "{a:default:0}:sleep"])
     };
     let queues = [queue()];
     let wait = || d.store().wait(&queues, false, Duration::from_secs(60));
@@ -698,7 +782,7 @@ async fn one_job_wakes_one_process_of_many() {
     let asleep = || {
         server
             .server
-            .tell::<usize>(&["ZCARD", "{a:default:0}:doze"])
+            .tell::<usize>(&["ZCARD", "{a:default:0}:sleep"])
     };
     while asleep() < 5 {
         tokio::time::sleep(Duration::from_millis(10)).await;

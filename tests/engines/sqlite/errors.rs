@@ -151,8 +151,11 @@ fn a_file_that_cannot_be_written_is_read_only() {
 #[tokio::test]
 async fn a_full_disk_is_full_and_after_freeing_some_all_goes_on() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(disk) = SmallDisk::mount(dir.path(), "3m") else {
-        eprintln!("not run: no right to mount a small disk");
+    let Some(disk) = SmallDisk::for_case(
+        "a_full_disk_is_full_and_after_freeing_some_all_goes_on",
+        dir.path(),
+        "3m",
+    ) else {
         return;
     };
     let path = dir.path().join("jobs.db");
@@ -178,8 +181,11 @@ async fn a_full_disk_is_full_and_after_freeing_some_all_goes_on() {
 async fn on_a_full_disk_work_at_hand_can_end_and_one_can_look() {
     for reserve in [true, false] {
         let dir = tempfile::tempdir().unwrap();
-        let Some(disk) = SmallDisk::mount(dir.path(), "6m") else {
-            eprintln!("not run: no right to mount a small disk");
+        let Some(disk) = SmallDisk::for_case(
+            "on_a_full_disk_work_at_hand_can_end_and_one_can_look",
+            dir.path(),
+            "6m",
+        ) else {
             return;
         };
         let path = dir.path().join("jobs.db");
@@ -248,8 +254,11 @@ async fn a_commit_on_a_full_disk_is_undone_wherever_it_fails() {
         // A fresh disk each time: what a refused commit wrote to the log is room for the next, and
         // what is removed takes room for as long as a process that another test starts has it open.
         let dir = tempfile::tempdir().unwrap();
-        let Some(disk) = SmallDisk::mount(dir.path(), "4m") else {
-            eprintln!("not run: no right to mount a small disk");
+        let Some(disk) = SmallDisk::for_case(
+            "a_commit_on_a_full_disk_is_undone_wherever_it_fails",
+            dir.path(),
+            "4m",
+        ) else {
             return;
         };
         let path = dir.path().join("jobs.db");

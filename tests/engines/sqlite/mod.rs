@@ -9,3 +9,4 @@ mod errors;
 mod file;
 use leasehold_support::machine;
 mod processes;
+mod replaced;

@@ -22,10 +22,10 @@ impl Exception {
     }
 }
 
-/// Both lists.
+/// The list, entry by entry.
 pub(crate) fn exceptions() -> Vec<Exception> {
     let mut found = Vec::new();
-    for (rule, places) in KNOWN.iter().chain(REBUILT_LATER) {
+    for (rule, places) in KNOWN {
         for (path, whats) in *places {
             let whats = if whats.is_empty() { &[""] } else { *whats };
             found.extend(whats.iter().map(|what| Exception { rule, path, what }));
@@ -42,44 +42,3 @@ type List = &'static [(
 
 /// What is still to be fixed.
 const KNOWN: List = &[];
-
-/// The PostgreSQL and Redis stores are rebuilt later, and stay as they are until then.
-const REBUILT_LATER: List = &[
-    // Statements move to the files that use them.
-    ("foreign statement", &[("src/store/postgres/", &[])]),
-    // Types that several files declare get names of their own.
-    (
-        "duplicate type",
-        &[("src/store/redis/", &["Share", "Shared"])],
-    ),
-    // Renamed together with the code they describe.
-    (
-        "word",
-        &[
-            (
-                "src/store/postgres/",
-                &[
-                    "bell", "bells", "ear", "fold", "folded", "folds", "luck", "nap", "ride",
-                    "riding", "seal", "sealing",
-                ],
-            ),
-            (
-                "src/store/redis/",
-                &[
-                    "bell", "bells", "doubted", "doze", "ear", "greeting", "heard", "met",
-                ],
-            ),
-            ("tests/engines/postgres/", &["seal", "seals"]),
-        ],
-    ),
-    // Rewrapped when their files are rewritten.
-    (
-        "width",
-        &[
-            ("src/store/postgres/", &[]),
-            ("src/store/redis/", &[]),
-            ("tests/engines/postgres/", &[]),
-            ("tests/engines/redis/", &[]),
-        ],
-    ),
-];

@@ -22,6 +22,7 @@ const LAYERS: [Layer; 7] = [
     Layer {
         modules: &[
             "clock",
+            "driver",
             "error",
             "history",
             "job",

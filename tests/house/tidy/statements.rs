@@ -10,8 +10,6 @@ use crate::tidy::lex::{Language, words};
 use crate::tidy::tree::{Tree, stem};
 
 const NAME: &str = "-- name: ";
-/// The code that the SQL stores share.
-const SHARED: &str = "src/store/sql";
 
 /// Statements that no Rust file names.
 pub(crate) fn dead(tree: &Tree) -> Vec<Finding> {
@@ -108,13 +106,11 @@ fn literals(tree: &Tree) -> BTreeMap<&str, Vec<&str>> {
     found
 }
 
-/// The files that name a statement, in its own store and in the shared code. Elsewhere the same
-/// string means something else.
+/// The files of its own store that name a statement. Elsewhere the same string means something
+/// else.
 fn users<'a>(literals: &BTreeMap<&str, Vec<&'a str>>, sql: &str, name: &str) -> Vec<&'a str> {
     let all = literals.get(name).into_iter().flatten().copied();
-    let mut users: Vec<&str> = all
-        .filter(|user| layer(user) == layer(sql) || layer(user) == SHARED)
-        .collect();
+    let mut users: Vec<&str> = all.filter(|user| layer(user) == layer(sql)).collect();
     users.dedup();
     users
 }
@@ -166,11 +162,6 @@ fn a_statement_that_another_verb_uses_is_found() {
         foreign(&tree)[1].why,
         "is used by src/store/sqlite/renew.rs"
     );
-    let shared = Tree::of(&[
-        ("src/store/sqlite/claim.sql", "-- name: take"),
-        ("src/store/sql/inspect.rs", "fn a() { b(\"take\") }"),
-    ]);
-    assert_eq!(names(foreign(&shared)), ["take"]);
 }
 
 #[test]

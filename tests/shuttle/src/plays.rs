@@ -44,7 +44,7 @@ pub(crate) fn listen() {
         spawn(move || {
             let now = tokio::time::Instant::now();
             held.extend(now, Duration::from_secs(1));
-            assert!(held.leases[0].stop(Stop::Fenced), "the gravest is news");
+            assert!(held.leases[0].stop(Stop::Fenced), "the most severe is news");
         })
     };
     for held in pool.board.grants() {

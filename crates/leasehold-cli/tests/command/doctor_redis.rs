@@ -2,7 +2,8 @@
 
 use std::process::{Command, Stdio};
 
-use leasehold::job::Namespace;
+use leasehold::NewJob;
+use leasehold::job::{Kind, Namespace, QueueName};
 use leasehold::store::acl_rule;
 use serde_json::Value;
 
@@ -17,8 +18,13 @@ struct Report {
 }
 
 fn doctor(url: &str) -> Report {
+    doctor_with(url, &[])
+}
+
+fn doctor_with(url: &str, more: &[&str]) -> Report {
     let output = Command::new(env!("CARGO_BIN_EXE_leasehold"))
         .args(["doctor", url, "--json"])
+        .args(more)
         .env_remove("LEASEHOLD_URL")
         .stdin(Stdio::null())
         .output()
@@ -207,4 +213,42 @@ fn a_cluster_is_looked_at_as_a_whole_and_node_by_node() {
         (report.level("cluster") == "risk").then_some(report)
     });
     assert_eq!(down.code, Some(1));
+}
+
+/// Jobs whose line was deleted by hand are missed and put back. `--repair` is for Redis only.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_repair_puts_back_what_was_deleted() {
+    let one = Standalone::start(GOOD);
+    let client = leasehold::Client::open(one.url()).await.unwrap();
+    for payload in ["1", "2", "3"] {
+        let job = NewJob::raw(QueueName::default(), Kind::new("mail").unwrap(), payload);
+        client.enqueue(job).await.unwrap();
+    }
+    assert_eq!(doctor(one.url()).level("losses"), "fine");
+    let key = "{leasehold:default:0}:4";
+    assert_eq!(one.server.tell::<u64>(&["DEL", key]), 1);
+
+    let report = doctor(one.url());
+    assert_eq!(report.code, Some(1), "{:?}", report.findings);
+    assert_eq!(report.level("losses"), "risk");
+    let text = report.text("losses");
+    assert!(text.contains("3 jobs where nobody finds them"), "{text}");
+    assert!(text.contains("doctor --repair"), "{text}");
+
+    let report = doctor_with(one.url(), &["--repair"]);
+    assert_eq!(report.code, Some(0), "{:?}", report.findings);
+    assert_eq!(report.level("repair"), "note");
+    assert_eq!(report.level("losses"), "fine");
+    assert_eq!(one.server.tell::<u64>(&["LLEN", key]), 3);
+    let report = doctor_with(one.url(), &["--repair"]);
+    assert_eq!(report.level("repair"), "fine", "{:?}", report.findings);
+
+    let refused = doctor_with("memory:", &["--repair"]);
+    assert_eq!(refused.code, Some(2), "{}", refused.complaint);
+    assert!(
+        refused.complaint.contains("--repair"),
+        "{}",
+        refused.complaint
+    );
 }

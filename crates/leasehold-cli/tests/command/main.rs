@@ -8,6 +8,7 @@
 mod alerts;
 mod dashboard;
 mod doctor_books;
+mod doctor_clock;
 mod doctor_postgres;
 mod doctor_redis;
 mod operate;

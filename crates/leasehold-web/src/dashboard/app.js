@@ -108,12 +108,12 @@ function disconnect() {
   source = null;
 }
 
-function connect() {
+function connect(again) {
   disconnect();
   if (!live || paused || document.hidden) return;
   const opened = new EventSource(location.href);
   source = opened;
-  state("waiting", "Connecting");
+  if (!again) state("waiting", "Connecting");
   opened.addEventListener("open", () => state("on", "Live"));
   opened.addEventListener("live", (event) => {
     const fresh = document.createElement("template");
@@ -132,6 +132,11 @@ function connect() {
     say(event.data);
     disconnect();
     state("off", "Gone");
+  });
+  // This server would wait for an open stream before it ends: it says when to ask for the next one.
+  opened.addEventListener("again", (event) => {
+    disconnect();
+    retry = setTimeout(connect, Number(event.data), true);
   });
   opened.addEventListener("error", () => {
     state("waiting", "Reconnecting");

@@ -195,7 +195,7 @@ fn hints(seen: &Snapshot, study: &Study) -> Html {
         "revoked",
         ledger.fenced,
         "call",
-        "of holders that had been replaced were refused. That is the fence at work; it follows from the expiries.",
+        "that would have changed a lease were refused, because it was not the caller's any more: it had expired, was revoked, or had been settled by a call whose answer was lost.",
     );
     for (queue, holds) in &study.holds {
         let (Some(term), false) = (holds.term, holds.held.is_empty()) else {

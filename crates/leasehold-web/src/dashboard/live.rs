@@ -1,4 +1,8 @@
 //! A screen as a stream: its live part again, whenever it has changed.
+//!
+//! Our own [server](crate::server) drops what is open when it ends. Another one, in which the
+//! router is nested, would wait for an open stream before it ends: there a stream shows the screen
+//! once, and tells the page when to ask again. No request is kept open.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -12,11 +16,14 @@ use tokio::sync::mpsc;
 
 use super::page::{Asked, Screen, Trouble, show};
 use leasehold::hooks::monotonic;
+use leasehold::{Error, ErrorKind};
 
 /// After this a browser is made to come again: whoever has gone unnoticed is let go of.
 const LIFE: Duration = Duration::from_secs(600);
 /// How long a client may leave what it was sent unread.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// How long a stream that nobody cuts off waits for the store.
+const STORE_PATIENCE: Duration = Duration::from_secs(5);
 
 pub(super) fn stream(screen: Screen, asked: Asked) -> Response {
     let Ok(permit) = Arc::clone(&asked.app.streams).try_acquire_owned() else {
@@ -33,10 +40,7 @@ pub(super) fn stream(screen: Screen, asked: Asked) -> Response {
             .connection
             .as_ref()
             .map(crate::server::Connection::busy);
-        tokio::select! {
-            () = feed(screen, &asked, &send) => {}
-            () = asked.app.closed.cancelled() => {}
-        }
+        feed(screen, &asked, &send).await;
     });
     let events = stream::unfold(receive, async |mut receive| {
         let event = receive.recv().await?;
@@ -47,6 +51,11 @@ pub(super) fn stream(screen: Screen, asked: Asked) -> Response {
         .into_response()
 }
 
+fn silent() -> Error {
+    let why = format!("no answer within {STORE_PATIENCE:?}");
+    Error::new(ErrorKind::Unavailable, why)
+}
+
 async fn feed(screen: Screen, asked: &Asked, send: &mpsc::Sender<Event>) {
     let begun = monotonic();
     let mut last = String::new();
@@ -54,8 +63,15 @@ async fn feed(screen: Screen, asked: &Asked, send: &mpsc::Sender<Event>) {
     if send.send(again).await.is_err() {
         return;
     }
+    let is_cut_off = asked.connection.is_some();
     while begun.elapsed() < LIFE {
-        let event = match show(screen, asked).await {
+        let shown = if is_cut_off {
+            show(screen, asked).await
+        } else {
+            let shown = tokio::time::timeout(STORE_PATIENCE, show(screen, asked)).await;
+            shown.unwrap_or_else(|_| Err(Trouble::Store(silent())))
+        };
+        let event = match shown {
             Ok(shown) => {
                 let live = shown.live.into_string();
                 let changed = (live != last).then(|| Event::default().event("live").data(&live));
@@ -73,6 +89,13 @@ async fn feed(screen: Screen, asked: &Asked, send: &mpsc::Sender<Event>) {
         if let Some(event) = event
             && send.send_timeout(event, PATIENCE).await.is_err()
         {
+            return;
+        }
+        if !is_cut_off {
+            let wait = asked.app.refresh;
+            let again = Event::default().event("again").retry(wait);
+            let again = again.data(wait.as_millis().to_string());
+            let _ = send.send_timeout(again, PATIENCE).await;
             return;
         }
         tokio::select! {

@@ -13,20 +13,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! A page that is open keeps a request open, and so would hold up a graceful shutdown of your
-//! server. [`close`](Dashboard::close) ends them:
-//!
-//! ```no_run
-//! # use leasehold_web::Dashboard;
-//! # async fn example(dashboard: Dashboard, app: axum::Router) -> std::io::Result<()> {
-//! # let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-//! let shutdown = async move {
-//!     leasehold::worker::shutdown_signal().await;
-//!     dashboard.close();
-//! };
-//! axum::serve(listener, app).with_graceful_shutdown(shutdown).await
-//! # }
-//! ```
+//! A page that is open does not hold up a graceful shutdown of your server: it asks again every
+//! [`refresh`](Dashboard::refresh), and keeps no request open in between.
 //!
 //! **Safe unless told otherwise.** It is read-only without
 //! [`allow_actions`](Dashboard::allow_actions). [`serve`](Dashboard::serve) binds loopback
@@ -55,7 +43,6 @@ use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
 use tokio::sync::Semaphore;
-use tokio_util::sync::CancellationToken;
 
 use crate::prometheus::Exporter;
 use crate::server;
@@ -102,7 +89,6 @@ pub struct Dashboard {
     refresh: Duration,
     own_hosts_only: bool,
     exporter: Option<Exporter>,
-    closed: CancellationToken,
 }
 
 impl Dashboard {
@@ -116,7 +102,6 @@ impl Dashboard {
             refresh: Duration::from_secs(2),
             own_hosts_only: false,
             exporter: None,
-            closed: CancellationToken::new(),
         }
     }
 
@@ -168,12 +153,6 @@ impl Dashboard {
         self
     }
 
-    /// Ends the streams that keep open pages current, now and from now on, of all clones' routers:
-    /// they would hold up a graceful shutdown of the server. Requests are still answered.
-    pub fn close(&self) {
-        self.closed.cancel();
-    }
-
     /// The dashboard as a router, to be nested under any prefix.
     ///
     /// Inside a tokio runtime its history begins now, otherwise with the first request.
@@ -186,7 +165,6 @@ impl Dashboard {
             refresh: self.refresh,
             own_hosts_only: self.own_hosts_only,
             exporter: self.exporter.clone(),
-            closed: self.closed.clone(),
             watch: Watch::new(self.refresh),
             streams: Arc::new(Semaphore::new(STREAMS)),
             fleet: Cached::new(self.refresh * 2),
@@ -267,7 +245,6 @@ struct App {
     refresh: Duration,
     own_hosts_only: bool,
     exporter: Option<Exporter>,
-    closed: CancellationToken,
     watch: Watch,
     streams: Arc<Semaphore>,
     fleet: Cached<workers::Fleet>,

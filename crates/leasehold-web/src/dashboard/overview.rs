@@ -6,6 +6,7 @@ use super::chart;
 use super::html::{Html, html, put};
 use super::leases::{LeaseHealth, countdown};
 use super::page::{Asked, Shown, Trouble};
+use super::queues;
 use super::watch::{HISTORY, Snapshot};
 use super::words::{count, grouped, percent, rate, short};
 use leasehold::inspect::{self, LeaseFilter, Ledger, Page, QueueView};
@@ -29,6 +30,8 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
     put!(live, "{}", hero(asked, &seen.ledger));
     put!(live, "{}", tiles(asked, &seen));
     put!(live, "{}", charts(asked));
+    let measured = queues::measured(asked);
+    put!(live, "{}", queues::kinds(&measured.runs));
     put!(live, r#"<div class="cols">"#);
     put!(
         live,

@@ -75,7 +75,7 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
 const KINDS: usize = 20;
 
 /// What failed by kind, as the workers of this process counted it. The store counts by queue only.
-fn kinds(runs: &[KindRuns]) -> Html {
+pub(super) fn kinds(runs: &[KindRuns]) -> Html {
     let mut failing: Vec<&KindRuns> = runs.iter().filter(|runs| runs.failed > 0).collect();
     if failing.is_empty() {
         return Html::new();
@@ -109,7 +109,7 @@ fn load_label(measured: &HashMap<String, f64>) -> &'static str {
 }
 
 /// What workers of this process have measured.
-fn measured(asked: &Asked) -> Measured {
+pub(super) fn measured(asked: &Asked) -> Measured {
     let exporter = asked.app.exporter.as_ref();
     exporter.map(Exporter::measured).unwrap_or_default()
 }

@@ -122,6 +122,7 @@ async fn three_hundred_and_sixty_failed_runs_are_not_green() {
         assert_eq!(browser.text("[data-share=released]").await, "100 %");
         browser.until_shown("360 of 360 runs failed").await;
         browser.until_shown("Every run failed.").await;
+        browser.until_shown("Failures by kind").await;
         assert_eq!(number(&browser, ".is-well").await, 0, "it is green");
         let color = "getComputedStyle(document.querySelector('[data-share=released]')).color";
         let text = "getComputedStyle(document.body).color";

@@ -115,3 +115,33 @@ async fn a_hidden_page_asks_for_nothing() {
     browser.until_shown("unseen").await;
     browser.close().await;
 }
+
+/// Nested in a server that waits for open requests when it ends, a page keeps none open.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs chromium: ./tests/run"]
+async fn a_page_in_the_server_of_another_application_asks_again_and_stays_live() {
+    let client = memory();
+    client.enqueue(job("before", "step", "{}")).await.unwrap();
+    let dashboard = Dashboard::new(client.clone()).refresh(Duration::from_millis(200));
+    let app = axum::Router::new().nest("/ops", dashboard.router());
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+    let browser = Browser::open().await;
+    browser.go(&format!("http://{at}/ops/queues")).await;
+    browser.until(&format!("{STATE} === 'on'")).await;
+    let watch = "(() => { window.states = []; const pulse = document.getElementById('pulse'); \
+        new MutationObserver(() => window.states.push(pulse.dataset.state)).observe(pulse, \
+        { attributes: true, attributeFilter: ['data-state'] }); return true; })()";
+    browser.value(watch).await;
+    client.enqueue(job("later", "step", "{}")).await.unwrap();
+    browser.until_shown("later").await;
+    let updates = browser.value(UPDATES).await;
+    browser.until(&format!("{UPDATES} > {updates} + 5")).await;
+    // Between two requests it is as live as within one.
+    let wavered = "window.states.filter((state) => state !== 'on').length";
+    assert_eq!(browser.value(wavered).await, json!(0));
+    server.abort();
+    browser.until(&format!("{STATE} === 'waiting'")).await;
+    browser.close().await;
+}

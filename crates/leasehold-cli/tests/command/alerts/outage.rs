@@ -169,7 +169,7 @@ impl Prometheus {
         for shipped in ["[2m]", "[5m]", "[10m]", "[15m]"] {
             rules = rules.replace(shipped, &format!("[{window}s]"));
         }
-        for shipped in ["for: 1m", "for: 5m", "for: 15m"] {
+        for shipped in ["for: 15s", "for: 1m", "for: 5m", "for: 15m"] {
             rules = rules.replace(&format!("{shipped}\n"), "for: 2s\n");
         }
         std::fs::write(dir.path().join("rules.yml"), rules).unwrap();

@@ -11,6 +11,7 @@ const GRAFANA: &str = include_str!("../../../../../contrib/grafana/leasehold.jso
 /// The lines of the table.
 const DOCUMENTATION: &str = include_str!("../../../../leasehold-web/src/prometheus.rs");
 const ALERTS: &str = include_str!("../../../../../contrib/prometheus/alerts.yml");
+const SCALING: &str = include_str!("../../../../../contrib/deploy/autoscaling-metric.yaml");
 
 /// The names of our series in a text.
 fn names(text: &str) -> BTreeSet<String> {
@@ -83,9 +84,13 @@ async fn every_metric_they_use_appears_in_a_scrape() {
     for name in &documented {
         assert!(present.contains(name), "{name} is in the table only");
     }
-    for (file, text) in [("leasehold.json", GRAFANA), ("alerts.yml", ALERTS)] {
+    for (file, text, least) in [
+        ("leasehold.json", GRAFANA, 6),
+        ("alerts.yml", ALERTS, 6),
+        ("autoscaling-metric.yaml", SCALING, 2),
+    ] {
         let used = names(text);
-        assert!(used.len() > 5, "{file} uses only {used:?}");
+        assert!(used.len() >= least, "{file} uses only {used:?}");
         for name in used {
             assert!(
                 present.contains(&name),

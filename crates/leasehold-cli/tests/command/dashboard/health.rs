@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use axum::{Router, routing};
 use leasehold::store::SqliteStore;
 use leasehold::{Client, Context, Failure, Job};
 use leasehold_web::{Dashboard, health};
@@ -68,7 +68,7 @@ async fn a_worker_that_drains_is_alive_and_not_ready_and_one_that_has_ended_is_n
     }
     worker.drain();
     assert_eq!(asked(at, "/jobs/healthz").await, (200, None));
-    let drains = Some("the worker drains".to_owned());
+    let drains = Some("the worker is draining".to_owned());
     assert_eq!(asked(at, "/jobs/readyz").await, (503, drains));
     go.notify_one();
     worker.join().await.unwrap();
@@ -104,30 +104,40 @@ async fn a_dashboard_tells_a_supervisor_without_a_password_whether_its_store_ans
 }
 
 #[tokio::test]
-async fn an_open_page_does_not_hold_up_a_graceful_shutdown_once_the_dashboard_is_closed() {
-    for closes in [true, false] {
-        let dashboard = Dashboard::new(memory());
-        let app = Router::new().nest("/leases", dashboard.router());
+async fn an_open_page_does_not_hold_up_a_graceful_shutdown_of_the_server_around_it() {
+    for stuck in [false, true] {
+        let dashboard = Dashboard::new(memory()).refresh(Duration::from_millis(200));
+        // The control arm: a request that is kept open.
+        let app = Router::new()
+            .nest("/leases", dashboard.router())
+            .route("/stuck", routing::get(std::future::pending::<()>));
         let signal = Arc::new(Notify::new());
         let asked_to_end = signal.clone();
-        let (at, mut server) = own_server(app, async move {
-            asked_to_end.notified().await;
-            if closes {
-                dashboard.close();
+        let shutdown = async move { asked_to_end.notified().await };
+        let (at, mut server) = own_server(app, shutdown).await;
+        let page = tokio::spawn(async move {
+            // As the browser does: as soon as it is told to ask again, it does.
+            loop {
+                let mut events = Events::open(at, "/leases").await;
+                let seen = events.until("event: again").await;
+                assert!(seen.contains("event: live"), "{seen}");
+                assert!(seen.contains("data: 200\n"), "{seen}");
             }
-        })
-        .await;
-        let mut events = Events::open(at, "/leases").await;
-        events.until("event: live").await;
+        });
+        if stuck {
+            tokio::spawn(async move { get(at, "/stuck").await });
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert!(!page.is_finished(), "the page cannot be kept current");
         signal.notify_one();
-        if closes {
-            let ended = tokio::time::timeout(LONG, &mut server).await;
-            ended.expect("an open page holds it up").unwrap();
-        } else {
-            // The control arm.
+        if stuck {
             let ended = tokio::time::timeout(Duration::from_secs(3), &mut server).await;
             assert!(ended.is_err(), "this test cannot fail");
             server.abort();
+        } else {
+            let ended = tokio::time::timeout(LONG, &mut server).await;
+            ended.expect("an open page holds it up").unwrap();
         }
+        page.abort();
     }
 }

@@ -7,6 +7,38 @@ use crate::dashboard::http::{get, send};
 use crate::dashboard::redis_server::Standalone;
 use crate::dashboard::scene::{job, memory, serve};
 
+const SCALING: &str = include_str!("../../../../../contrib/deploy/autoscaling-json.yaml");
+const POD: &str = include_str!("../../../../../contrib/deploy/kubernetes.yaml");
+const UNIT: &str = include_str!("../../../../../contrib/deploy/leasehold-worker.service");
+
+/// The default, in seconds, as the tests of the drain see it.
+const DRAIN_GRACE: u64 = 25;
+
+/// What a setting is set to in an example.
+fn set_to<'a>(text: &'a str, setting: &str) -> &'a str {
+    let lines = text.lines().map(str::trim_start);
+    let mut found = lines.filter_map(|line| line.strip_prefix(setting));
+    let value = found.next().unwrap().trim();
+    assert_eq!(found.next(), None, "{setting} is set twice");
+    value
+}
+
+/// From SIGTERM to SIGKILL there is time for a drain by the defaults, and some to spare.
+#[test]
+fn what_runs_a_worker_leaves_it_the_time_that_a_drain_takes() {
+    let seconds = |text: &str| text.trim_end_matches('s').parse::<u64>().unwrap();
+    for killed in [
+        set_to(POD, "terminationGracePeriodSeconds:"),
+        set_to(UNIT, "TimeoutStopSec="),
+    ] {
+        assert_eq!(seconds(killed), 30);
+        assert!(DRAIN_GRACE + 3 <= seconds(killed), "{killed}");
+    }
+    for path in ["/healthz", "/readyz"] {
+        assert!(POD.contains(&format!("{{path: {path}, port: http}}")));
+    }
+}
+
 #[tokio::test]
 async fn an_autoscaler_reads_what_waits() {
     let client = memory();
@@ -48,6 +80,13 @@ async fn an_autoscaler_reads_what_waits() {
     let one: Value = serde_json::from_str(&ask("?queue=mail").await.body).unwrap();
     assert_eq!(one["queues"].as_array().unwrap().len(), 1);
     assert_eq!(one["queues"][0]["queue"], "mail");
+    // What the example asks, and where it looks.
+    assert_eq!(
+        set_to(SCALING, "url:"),
+        "http://dashboard:8080/api/scale?queue=mail"
+    );
+    let at = format!("/{}", set_to(SCALING, "valueLocation:").replace('.', "/"));
+    assert_eq!(one.pointer(&at), Some(&json!(1)), "{at}");
     let unknown = ask("?queue=nowhere").await;
     assert_eq!(unknown.status, 404);
     assert!(unknown.body.contains("nowhere"), "{}", unknown.body);

@@ -6,6 +6,7 @@ use crate::operate::world::{HOUR, New, Place, World, job, on_each_store};
 
 on_each_store! {
     a_queue_is_paused_and_resumed_on_record,
+    a_queue_without_jobs_is_removed,
     a_purge_needs_leave_and_spares_what_is_leased,
     a_revoke_needs_a_reason_and_leave_and_fences_the_holder,
     jobs_are_called_off,
@@ -43,6 +44,26 @@ async fn a_queue_is_paused_and_resumed_on_record(new: New) {
     assert_eq!(last(&place)["actor"], "tester");
     assert_eq!(place.ndjson(&["audit", "--actor", "ann"]).len(), 1);
     world.claim("day", "host-1", HOUR).await;
+}
+
+async fn a_queue_without_jobs_is_removed(new: New) {
+    let place = new();
+    let world = place.world().await;
+    world.enqueue(job("day", "mail")).await;
+    let names = || place.json(&["queues", "ls"])["queues"].clone();
+    place.refused(&["queues", "rm", "day"], 2, "1 ready");
+    assert_eq!(names().as_array().map(Vec::len), Some(1));
+    place.text(&["queues", "purge", "day", "--yes"]);
+    let by = ["--actor", "ann", "--reason", "it is over"];
+    let done = place.json(&[&["queues", "rm", "day"][..], &by].concat());
+    assert_eq!(
+        (&done["command"], &done["done"]),
+        (&"remove".into(), &1.into())
+    );
+    assert_eq!(names().as_array().map(Vec::len), Some(0));
+    assert_eq!(last(&place)["command"], "remove queue day");
+    world.enqueue(job("day", "mail")).await;
+    assert_eq!(names().as_array().map(Vec::len), Some(1));
 }
 
 async fn a_purge_needs_leave_and_spares_what_is_leased(new: New) {

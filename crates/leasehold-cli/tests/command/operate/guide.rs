@@ -21,8 +21,16 @@ async fn every_command_of_the_recipes_works(new: New) {
     for line in lines {
         let place = new();
         let stage = place.world().await.stage().await;
+        if line.contains(" rm ") {
+            place.text(&["enqueue", "report", "--queue", "empty"]);
+            place.text(&[
+                "queues", "purge", "empty", "--state", "ready", "--reason", "r", "--yes",
+            ]);
+        }
         let words = line.split(' ').map(|word| match word {
             "JOB" => stage.late.id.to_string(),
+            // One that is there, and has no jobs.
+            "QUEUE" if line.contains(" rm ") => "empty".to_owned(),
             "QUEUE" => "day".to_owned(),
             "OWNER" => "host-2".to_owned(),
             "TASK" => "deploy-7".to_owned(),

@@ -103,6 +103,8 @@ async fn a_job_tells_how_its_leases_ended_and_why(new: New) {
         .map(|ended| (&ended["end"], &ended["cause"]))
         .collect();
     assert_eq!(ends[0], (&"expired".into(), &"deadline".into()));
+    let why = history[0]["why"].as_str().unwrap();
+    assert!(why.starts_with("nobody renewed it"), "{why}");
     assert_eq!(ends[1], (&"retried".into(), &serde_json::Value::Null));
     assert_eq!(history[1]["why"], "no route to \u{1b}[31mhost\u{1b}[0m");
     assert_eq!(shown["lease"]["owner"], "host-1");
@@ -207,6 +209,15 @@ async fn dead_jobs_are_grouped_by_kind_and_error(new: New) {
     assert_eq!(count(&[]), 3);
     assert_eq!(count(&["--match", "MAILBOX"]), 1);
     assert_eq!(count(&["--match", "after 31"]), 1);
+    // Each has run once: the attempt of the dead is the last one, not the next.
+    for dead in place.ndjson(&["dead", "ls", "--ungrouped"]) {
+        let runs = dead["failures"].as_u64().unwrap() + dead["expiries"].as_u64().unwrap();
+        assert_eq!((dead["attempt"].as_u64(), runs), (Some(1), 1), "{dead}");
+    }
+    let table = place.text(&["dead", "ls", "--ungrouped", "--match", "MAILBOX"]);
+    let row = table.lines().find(|line| line.contains("no such mailbox"));
+    let cells: Vec<&str> = row.unwrap().split_whitespace().collect();
+    assert_eq!(cells[1..4], ["mail", "night", "1"], "{table}");
     // The name of a group can be given back.
     assert_eq!(count(&["--match", "timeout after # ms"]), 2);
     assert_eq!(count(&["--match", "report"]), 2);

@@ -243,7 +243,7 @@ async fn what_the_regime_measures_keeps_its_shape(new: New) {
     let result = place.json(&regime);
     let number = Value::from("number");
     let mut expected = json!({
-        "store": "string", "rate": 50, "processes": 2, "slots": 3, "job_ms": 5, "jobs": 50,
+        "store": "string", "rate": 50, "processes": 2, "slots": 3, "job_ms": 5, "seconds": 1, "jobs": 50,
         "store_us_per_job": number, "requests_per_job": number, "commands_per_job": number,
         "writes_per_job": number, "idle_commands_per_s": number, "idle_writes_per_s": number,
         "worker_us_per_job": number, "wait_ms_p50": number, "wait_ms_p99": number,

@@ -19,6 +19,7 @@ const COMMANDS: &[&[&str]] = &[
     &["queues", "pause", "day"],
     &["queues", "resume", "day"],
     &["queues", "purge", "day", "--yes"],
+    &["queues", "rm", "day"],
     &["leases", "ls"],
     &["leases", "revoke", NOBODY, "--reason", "x", "--yes"],
     &["jobs", "ls"],

@@ -1,0 +1,1 @@
+../../leasehold-sqlx/src/lib.rs

@@ -1,0 +1,27 @@
+//! A statement of leasehold's as one of sqlx. The one file that differs between versions of sqlx.
+
+use leasehold::driver::{SqlArg, SqlError};
+use sqlx::postgres::PgArguments;
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, Postgres};
+
+/// Not kept on the connection: behind a pooler the next statement may be on another one.
+pub(crate) fn of<'q>(
+    sql: &str,
+    args: &[SqlArg<'_>],
+) -> Result<Query<'q, Postgres, PgArguments>, SqlError> {
+    // Leasehold's own text: what it is given is among the arguments.
+    let mut query = sqlx::query(AssertSqlSafe(sql.to_owned())).persistent(false);
+    for arg in args {
+        query = match arg {
+            SqlArg::Int(value) => query.bind(*value),
+            SqlArg::Text(value) => query.bind(*value),
+            SqlArg::Bytes(value) => query.bind(*value),
+            SqlArg::Ints(values) => query.bind(values.as_deref()),
+            SqlArg::Texts(values) => query.bind(values.as_deref()),
+            SqlArg::Blobs(values) => query.bind(values.as_deref()),
+            _ => return Err(SqlError::unreadable("a kind of argument that is not known")),
+        };
+    }
+    Ok(query)
+}

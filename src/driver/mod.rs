@@ -196,9 +196,13 @@ pub(crate) fn meaning(code: &str) -> (ErrorKind, &'static str) {
             ErrorKind::Unsupported,
             "the schema is not there or of another version; run the migrations",
         ),
-        "28000" | "28P01" | "3D000" => (
+        "28000" | "28P01" => (
+            ErrorKind::Denied,
+            "the server refused the role or its password",
+        ),
+        "3D000" => (
             ErrorKind::Unsupported,
-            "the server refused the role, the password or the database",
+            "the server has no database of that name",
         ),
         // An idle transaction was ended, by its own limit or by its successor.
         "25P03" => (

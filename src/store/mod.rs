@@ -210,7 +210,7 @@ pub trait Store: Send + Sync + 'static {
     /// that. May wake for nothing; a lost wake-up costs at most one second.
     ///
     /// # Errors
-    /// Any; the caller should fall back to sleeping.
+    /// Any; the caller should fall back to sleeping, for a second at most.
     async fn wait(&self, queues: &[QueueName], suspects: bool, limit: Duration) -> Result<()>;
 
     /// How long a worker with nothing to do asks [`wait`](Self::wait) to sleep.

@@ -41,6 +41,9 @@ const AHEAD: Duration = Duration::from_millis(20);
 /// How long a claimer rests at most after a claim that came to nothing.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 
+/// How long an idle worker is asleep at most if the store cannot wake it.
+const LOST_WAKE_UP: Duration = Duration::from_secs(1);
+
 /// A lease that waited this long for a slot goes back: another worker may have one free.
 const STALE_BUFFER: Duration = Duration::from_secs(1);
 
@@ -257,10 +260,10 @@ impl Claimer {
         let is_one_full = queues.len() < pool.queues.len();
         let wait = pool.store().wait(&queues, pool.suspects.is_free(), limit);
         let sleep = async {
-            // A store that cannot tell, or does not come back, costs no more than the longest
-            // sleep.
+            // A store that does not come back costs no more than the longest sleep; one that cannot
+            // wake us, no more than a lost wake-up.
             if let Ok(Err(_)) = tokio::time::timeout(longest + back, wait).await {
-                tokio::time::sleep(limit).await;
+                tokio::time::sleep(limit.min(LOST_WAKE_UP + back)).await;
             }
         };
         tokio::select! {

@@ -83,6 +83,8 @@ pub struct Faulty {
     pub dedicate: Fate,
     /// How many renewals that let a lease lapse do not arrive.
     pub lapses_to_lose: Arc<AtomicUsize>,
+    /// Nobody can wait for work here, although the store says that its waits may be long.
+    pub deaf: bool,
 }
 
 #[derive(Default)]
@@ -114,6 +116,7 @@ impl Faulty {
             stubborn: false,
             dedicate: Fate::Pass,
             lapses_to_lose: Arc::default(),
+            deaf: false,
         }
     }
 
@@ -203,7 +206,17 @@ impl Store for Faulty {
     }
 
     async fn wait(&self, queues: &[QueueName], suspects: bool, limit: Duration) -> Result<()> {
+        if self.deaf {
+            return Err(Error::new(ErrorKind::Unavailable, "deaf").during(Verb::Wait));
+        }
         self.inner.wait(queues, suspects, limit).await
+    }
+
+    fn longest_wait(&self) -> Duration {
+        match self.deaf {
+            true => Duration::from_secs(60),
+            false => self.inner.longest_wait(),
+        }
     }
 
     async fn prune(&self, request: PruneRequest) -> Result<u64> {

@@ -969,6 +969,29 @@ async fn a_lease_that_lapses_is_no_refused_renewal() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_store_that_cannot_wake_its_workers_delays_a_job_by_a_second_at_most() {
+    let inner = memory();
+    let mut deaf = Faulty::new(Arc::clone(&inner), |_| Fate::Pass);
+    deaf.deaf = true;
+    let (started, mut starts) = mpsc::unbounded_channel();
+    let handler = move |_: Add, _: Context| {
+        started.send(tokio::time::Instant::now()).unwrap();
+        async { Ok::<(), Failure>(()) }
+    };
+    let client = Client::new(Arc::new(deaf));
+    let worker = client.worker().handle(handler).executor(SameRuntime);
+    let handle = worker.start().unwrap();
+    // Idle for long enough to sleep as long as it ever does.
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    let enqueued = tokio::time::Instant::now();
+    Client::new(inner).enqueue(&Add { n: 0 }).await.unwrap();
+    let waited = starts.recv().await.unwrap() - enqueued;
+    assert!(waited <= Duration::from_millis(1_001), "{waited:?}");
+    handle.drain();
+    handle.await.unwrap();
+}
+
 #[tokio::test]
 async fn a_dropped_enqueue_stores_its_job_all_the_same() {
     let client = Client::new(memory());

@@ -475,8 +475,8 @@ BEGIN
     PERFORM leasehold.settle_text_1(receipt, outcome.COMPLETE::smallint, NULL, NULL, bytes, options);
 END $$;
 
--- The run failed. Unless said otherwise, the job comes back as its retry policy says, and is dead
--- after as many failures as it may have. The answer: the job's state.
+-- The run failed. The job comes back after retry_in, or else as its retry policy says, and is dead
+-- after as many failures as it may have, or if it is to be buried. The answer: the job's state.
 CREATE OR REPLACE FUNCTION leasehold.fail(
     receipt text, reason text, retry_in interval DEFAULT NULL, bury boolean DEFAULT false, options jsonb DEFAULT '{}'
 ) RETURNS text LANGUAGE plpgsql AS $$
@@ -490,9 +490,9 @@ BEGIN
     PERFORM leasehold.check_options_1(options, ARRAY['namespace']);
     SELECT k.queue, k.failures, k.options INTO j FROM leasehold.job k JOIN leasehold.queue q ON q.id = k.queue
     WHERE k.id = r.job AND q.name = r.queue AND q.namespace = leasehold.namespace_1(options);
-    IF delay IS NULL AND NOT over AND FOUND THEN
+    IF NOT over AND FOUND THEN
         over := j.failures + 1 >= coalesce((j.options ->> 'max_failures')::bigint, retry.MAX_FAILURES);
-        delay := leasehold.backoff_1(j.options -> 'retry', j.failures);
+        delay := coalesce(delay, leasehold.backoff_1(j.options -> 'retry', j.failures));
     END IF;
     PERFORM leasehold.settle_text_1(receipt, CASE WHEN over THEN outcome.BURY ELSE outcome.RETRY END::smallint, delay,
                                     leasehold.clip_1(coalesce(fail.reason, '')), NULL, options);

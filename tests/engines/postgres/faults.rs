@@ -140,15 +140,17 @@ async fn a_frozen_clients_transaction_stops_nobody_else() {
 #[ignore = "needs postgresql: ./tests/run"]
 async fn errors_say_what_they_are() {
     let server = shared();
-    let wrong: tokio_postgres::Config = server
-        .url()
-        .replace("/postgres", "/nowhere")
-        .parse()
-        .unwrap();
-    let error = PostgresStore::with(wrong, Server::options())
-        .await
-        .unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
+    let of_nobody = server.config().user("nobody").clone();
+    let nowhere = server.config().dbname("nowhere").clone();
+    for (config, kind) in [
+        (of_nobody, ErrorKind::Denied),
+        (nowhere, ErrorKind::Unsupported),
+    ] {
+        let error = PostgresStore::with(config, Server::options())
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), kind, "{error:?}");
+    }
     let secret = "postgres://me:swordfish@127.0.0.1:1/jobs?connect_timeout=1";
     let error = leasehold::Client::open(secret).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error:?}");

@@ -120,6 +120,22 @@ async fn both_sides_enqueue_claim_and_complete_for_each_other() {
     assert_eq!(place.count("leasehold.leases").await, 0);
 }
 
+/// A program that names its own wait does not run a broken job for ever.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_failure_with_a_wait_of_its_own_counts_toward_the_limit() {
+    let place = Place::new("own_wait").await;
+    for (limit, state) in [(1, "dead"), (2, "scheduled")] {
+        let enqueue = format!(
+            "SELECT id FROM leasehold.enqueue('mail', 'work', '1', '{{\"max_failures\": {limit}}}')"
+        );
+        place.one(&enqueue).await;
+        let receipt = place.one(CLAIM).await;
+        let fail = format!("SELECT leasehold.fail('{receipt}', 'broken', '1 hour')");
+        assert_eq!(place.one(&fail).await, state);
+    }
+}
+
 /// Workers write "found nothing" without waiting for the disk. What a program does in the
 /// transaction in which it looks for a job is as durable as it was.
 #[tokio::test(flavor = "multi_thread")]

@@ -935,15 +935,15 @@ async fn a_lease_that_lapses_is_no_refused_renewal() {
     let hangs = NewJob::of(&Add { n: 0 }).unwrap().options(stalls);
     let ends = NewJob::of(&Add { n: 1 }).unwrap();
     client.enqueue_many([hangs, ends]).await.unwrap();
-    let renewals = Arc::clone(&calls);
+    let (renewals, watch) = (Arc::clone(&calls), client.clone());
     let handler = move |job: Add, ctx: Context| {
-        let calls = Arc::clone(&renewals);
+        let (calls, client) = (Arc::clone(&renewals), watch.clone());
         async move {
             match (job.n, ctx.attempt()) {
                 // Shows no progress until it is told to stop, and is deaf to that.
                 (0, 1) => {
                     ctx.cancelled().await;
-                    tokio::time::sleep(Duration::from_millis(800)).await;
+                    until(&client, |queue| queue.ledger.expired_stalled == 1).await;
                 }
                 (0, _) => {}
                 _ => true_soon(|| calls.renew.load(Ordering::SeqCst) > 0).await,

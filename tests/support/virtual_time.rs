@@ -1,5 +1,7 @@
-//! A store's clock that goes with Tokio's, for tests that have stopped it (`start_paused`). A worker
-//! on such a store takes `SameRuntime` as its executor: its own threads would go by real time.
+//! A store's clock that goes with Tokio's, for tests that have stopped it (`start_paused`).
+//!
+//! A worker on such a store takes `SameRuntime` as its executor: its own threads would go by real
+//! time.
 
 use std::sync::Arc;
 

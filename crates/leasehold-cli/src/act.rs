@@ -1,4 +1,4 @@
-//! Interventions: who and why goes on record, and what destroys is asked for first.
+//! Interventions: each is recorded with who and why, and a destructive one asks first.
 
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 

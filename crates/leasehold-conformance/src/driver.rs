@@ -1,4 +1,4 @@
-//! The hand that drives a store through a case: one line per call.
+//! Drives a store through a case: one line per call.
 
 use std::collections::HashMap;
 use std::fmt;

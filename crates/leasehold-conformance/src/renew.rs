@@ -1,4 +1,4 @@
-//! renew: extend what is held; never what is gone.
+//! renew: extend live leases, and never one that is gone.
 
 use super::driver::{
     Driver, HELD, Held, LIFETIME, TERM, complete, job, queue_named, retry, secs, surrender,

@@ -143,8 +143,8 @@ impl Exporter {
     async fn ask(&self, store: &dyn Store) -> Option<Vec<QueueView>> {
         match tokio::time::timeout(PATIENCE, inspect::queues(store)).await {
             Ok(Ok(queues)) => return Some(queues),
-            Ok(Err(error)) => tracing::warn!(%error, "a scrape found no store"),
-            Err(_) => tracing::warn!(after = ?PATIENCE, "a scrape had no answer of the store"),
+            Ok(Err(error)) => tracing::warn!(%error, "the store failed a scrape"),
+            Err(_) => tracing::warn!(after = ?PATIENCE, "the store did not answer a scrape"),
         }
         self.failed.fetch_add(1, Ordering::Relaxed);
         None

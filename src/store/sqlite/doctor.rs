@@ -98,9 +98,9 @@ fn clock(db: &Connection, boot: Option<Boot>) -> rusqlite::Result<Finding> {
     let found = format!(
         "{apart:.1?} {which} what it was when the file was first opened after the machine's start"
     );
-    let advice = "it was set, or the whole machine stood still: leases ended so much early, or last \
-                  so much longer. If the clock is right now, all is well; if not, set it right, and \
-                  then see `tokens`";
+    let advice = "the clock was set, or the whole machine stood still: leases ended that much too \
+                  early, or last that much longer. If the clock is right now, all is well; if not, \
+                  set it right, and then see `tokens`";
     Ok(Finding::note(CHECK, found, advice))
 }
 

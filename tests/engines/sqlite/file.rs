@@ -476,11 +476,11 @@ async fn a_first_note_forgets_nothing_that_its_transaction_did_before() {
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     // The first waits for the lock, and the others for the first, so that they share a transaction.
     let before = store.commits();
-    let line = std::fs::File::open(dir.path().join("jobs.db-turn")).unwrap();
+    let side = std::fs::File::open(dir.path().join("jobs.db-turn")).unwrap();
     let mut first = Box::pin(store.open_session());
     asked(&mut first).await;
-    while line.try_lock().is_ok() {
-        line.unlock().unwrap();
+    while side.try_lock().is_ok() {
+        side.unlock().unwrap();
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let mut second = Box::pin(store.settle(settle));

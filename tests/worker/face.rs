@@ -22,7 +22,7 @@ use leasehold::{
     RetryPolicy, State, Store, Worker, async_trait,
 };
 use serde::{Deserialize, Serialize};
-use support::{Fate, Faulty};
+use support::{Fate, Faulty, virtual_time};
 use tokio::sync::Notify;
 
 #[derive(Serialize, Deserialize, Clone)]
@@ -529,9 +529,9 @@ async fn a_hook_hears_of_those_whose_leases_expired_too_often() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_hook_hears_of_those_that_stalled_too_often() {
-    let client = client();
+    let client = Client::new(virtual_time::memory());
     let options = JobOptions::default().max_expiries(3);
     let job = NewJob::of(&Add { n: 0 }).unwrap().options(options);
     client.enqueue(job).await.unwrap();
@@ -543,6 +543,7 @@ async fn a_hook_hears_of_those_that_stalled_too_often() {
         .on_dead(mourner(&deaths));
     let worker = worker.terms(LeaseTerms::of_term(millis(300)));
     let worker = worker.stall_limit(millis(100)).grace(Duration::ZERO);
+    let worker = worker.executor(SameRuntime);
     let dead = async || client.queues().await.unwrap()[0].counts.dead == 1;
     run(worker, dead).await;
     let deaths = deaths.lock().unwrap();

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{job, median, setting};
+use leasehold::hooks::List;
 use leasehold::job::{Namespace, QueueName};
 use leasehold::lease::Nonce;
 use leasehold::store::{
@@ -188,36 +189,25 @@ async fn together<F: Future<Output = ()> + Send + 'static>(task: impl Fn(usize) 
     }
 }
 
-async fn raw_push(probe: &Probe, jobs: usize) {
+async fn raw_push(list: &Arc<List>, jobs: usize) {
     together(|_| {
-        let mut connection = probe.0.clone();
+        let list = list.clone();
         async move {
-            let payload = [b'x'; 100];
+            let payloads = vec![vec![b'x'; 100]; STEP];
             for _ in 0..jobs / STEP / IN_FLIGHT {
-                let mut push = redis::cmd("RPUSH");
-                push.arg("raw");
-                for _ in 0..STEP {
-                    push.arg(&payload[..]);
-                }
-                push.exec_async(&mut connection).await.expect("RPUSH");
+                list.push(&payloads).await.expect("RPUSH");
             }
         }
     })
     .await;
 }
 
-async fn raw_pop(probe: &Probe, jobs: usize) {
+async fn raw_pop(list: &Arc<List>, jobs: usize) {
     together(|_| {
-        let mut connection = probe.0.clone();
+        let list = list.clone();
         async move {
             for _ in 0..jobs / STEP / IN_FLIGHT {
-                let popped: Vec<Vec<u8>> = redis::cmd("LPOP")
-                    .arg("raw")
-                    .arg(STEP)
-                    .query_async(&mut connection)
-                    .await
-                    .expect("LPOP");
-                assert_eq!(popped.len(), STEP);
+                assert_eq!(list.pop(STEP).await.expect("LPOP"), STEP);
             }
         }
     })
@@ -374,14 +364,15 @@ fn main() {
 
 async fn speed(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
     let side = Side::open(&server.url, "speed").await;
+    let bare = Namespace::new("bare").expect("a name");
+    let list = Arc::new(List::open(&server.url, &bare).expect("a list"));
     let mut rates: [Vec<Rate>; 4] = Default::default();
     let mut bytes: [Vec<f64>; 2] = Default::default();
     for _ in 0..rounds {
-        let asker = probe.clone();
         let empty = probe.memory().await;
-        rates[0].push(measured(probe, jobs, raw_push(&asker, jobs)).await);
+        rates[0].push(measured(probe, jobs, raw_push(&list, jobs)).await);
         bytes[0].push((probe.memory().await - empty) / jobs as f64);
-        rates[1].push(measured(probe, jobs, raw_pop(&asker, jobs)).await);
+        rates[1].push(measured(probe, jobs, raw_pop(&list, jobs)).await);
         let empty = probe.memory().await;
         rates[2].push(measured(probe, jobs, side.fill(jobs)).await);
         bytes[1].push((probe.memory().await - empty) / jobs as f64);

@@ -2,8 +2,8 @@
 //!
 //! Two clocks, never mixed. *Store time* is a [`Timestamp`] from a [`Clock`]: it decides when a
 //! lease expires, and belongs to the store. *Holder time* is monotonic: it decides when a handler
-//! must stop, and is counted from the moment a call was first sent. A worker's wall clock counts
-//! nowhere.
+//! must stop, and is counted from the moment a call was first sent. A worker's wall clock is
+//! never used.
 
 use std::fmt;
 use std::sync::Arc;

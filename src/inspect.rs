@@ -208,8 +208,8 @@ pub struct Ledger {
     pub dead_by_expiry: u64,
     /// Ended by an operator.
     pub revoked: u64,
-    /// Live leases: a count of its own, which grows in the step that grants one and falls in the
-    /// step that ends one. `leasehold doctor` compares it with the leases that are there.
+    /// Live leases, as the store counted them when it granted and ended them. `leasehold doctor`
+    /// compares this with the leases that are there.
     pub live: u64,
     /// Settlements that came after the deadline, and before anybody else was granted the job.
     pub late: u64,

@@ -1,4 +1,4 @@
-//! Code of the crate's users may panic; a worker must not.
+//! Code that users write may panic; the worker that calls it must survive that.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,8 +1,8 @@
-//! Await points: where a handler can be made to stand still.
+//! Await points: where a test can freeze a handler.
 //!
-//! A fake that never waits gives a handler no point to stop at, where the real thing has a round
-//! trip. So [`Context::fence`](crate::Context::fence) has a point before and after the opening
-//! while a test polls it, and fakes can have points of their own.
+//! A fake resource that never waits has no await point where the real one has a round trip. So
+//! [`Context::fence`](crate::Context::fence) awaits a point before it opens and one after, while a
+//! test polls it, and fakes can add points of their own.
 
 use std::cell::RefCell;
 use std::future::poll_fn;

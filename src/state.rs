@@ -1,8 +1,8 @@
 //! What the handlers and layers of a worker share: given once, found by its type.
 //!
 //! A function takes it as an argument, [`State`]; other handlers and layers ask
-//! [`Context::state`]. What the functions of a worker take is known before it starts, so a worker
-//! that was not given it does not start.
+//! [`Context::state`]. A worker knows before it starts what its functions take, and does not start
+//! without it.
 
 use std::any::{Any, TypeId, type_name};
 use std::collections::HashMap;

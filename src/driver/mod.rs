@@ -6,8 +6,8 @@
 //! on. Its users then write the same words as with `tokio-postgres`.
 //!
 //! Each trait has the adapter's own type as a parameter, so that it can be implemented for types of
-//! another crate: `impl SqlRunner<MyDriver> for &mut theirs::Connection`. The compiler finds it;
-//! for that the user's program has to name the adapter once (`use my_adapter as _;`).
+//! another crate: `impl SqlRunner<MyDriver> for &mut theirs::Connection`. The compiler finds it
+//! if the user's program names the adapter once (`use my_adapter as _;`).
 
 use std::borrow::Cow;
 

@@ -1,5 +1,5 @@
-//! What the other crates of this workspace need of the inside: the command, the web pages, the
-//! conformance suite, the zombie test. Not part of the public API: no promise is made about it.
+//! What the other crates of this workspace need from inside the library: the command, the web
+//! pages, the conformance suite, the zombie test. It is not part of the public API and may change.
 
 #[cfg(feature = "testing")]
 #[allow(missing_debug_implementations, reason = "nobody prints it")]

@@ -1,8 +1,8 @@
 //! Events as `tracing` records.
 //!
 //! An expiry, a death and a lost lease are warnings: each is a crash report. Everything else is
-//! debug. Of declined jobs, of which a deploy can bring thousands, the worker itself warns, once a
-//! minute.
+//! debug. A deploy can bring thousands of declined jobs, so the worker itself warns of those, once
+//! a minute.
 
 use tracing::{debug, enabled, warn};
 

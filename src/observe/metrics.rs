@@ -3,7 +3,7 @@
 //! The names are literal and final: a dashboard written today fits tomorrow. They go through the
 //! [`metrics`](https://docs.rs/metrics) facade, and cost nothing without a recorder. Handles are
 //! looked up once per queue and kind, never per job, and not before the first job: a worker with
-//! many queues and many kinds has series for the pairs that it has seen only.
+//! many queues and many kinds has series only for the pairs that it has seen.
 //!
 //! Counts of a worker die with it. The ledger is kept by the store, in the same step as the change
 //! it counts; [`export`] puts it beside the others, under a label `store`: the namespace. What the

@@ -2,7 +2,7 @@
 //!
 //! Every verb emits its [`Event`], in the past tense. The crate itself turns events into `tracing`
 //! records (`log`) and metrics ([`metrics`]); an [`Observer`] of your own sees the same events.
-//! Only this folder knows metric names, but for the one that fences count.
+//! Only this folder knows metric names; the one exception is a counter of the fences.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! One trace through the store: W3C trace context in a job's headers.
 //!
 //! With the feature `otel`, an enqueue writes the context of its span into `traceparent` and
-//! `tracestate`, and the span of each run links to it. A link, not a parent: a job may run hours
-//! later, several times, and in a batch that others began, so each run is a trace of its own.
+//! `tracestate`, and the span of each run links to it. It is a link, not a parent: a job may run
+//! hours later, several times, and in a batch that others began, so each run is a trace of its own.
 //! Headers that the caller gave are left as they are, and linked to. Without the feature nothing
 //! reads or writes them.
 

@@ -1,4 +1,4 @@
-//! What is said to a store and what it answers: the arguments and answers of the verbs.
+//! The arguments and answers of a store's verbs.
 //!
 //! Most of these are exhaustive on purpose: a store that ignored a new outcome or left out a new
 //! part of an answer would break its contract without a word from the compiler. Adding one is a

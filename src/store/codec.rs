@@ -1,4 +1,4 @@
-//! How a job is written down: one compact, self-delimiting record.
+//! How a job is stored: as one compact, self-delimiting record.
 //!
 //! ```text
 //! 0  u32  length of the whole record      16  [16] id

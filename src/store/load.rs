@@ -1,4 +1,4 @@
-//! What a store's server has done so far: the difference of two looks is what a run cost it.
+//! What a store's server has done so far: the difference between two readings is the cost of a run.
 
 use std::time::Duration;
 

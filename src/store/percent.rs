@@ -1,4 +1,4 @@
-//! What a URL cannot hold is written in it as `%` and two digits.
+//! Percent-encoding: a URL writes a character that it cannot hold as `%` and two digits.
 
 /// `%40` is `@`. None unless it is UTF-8 in the end.
 pub(crate) fn decode(text: &str) -> Option<String> {

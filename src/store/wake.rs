@@ -1,7 +1,7 @@
 //! Wake-ups inside one process: who sleeps on which queues.
 //!
-//! One ready job wakes one sleeper, not all of them. A sleeper that gave up in the meantime is
-//! passed over, so that its wake-up goes to one that still waits.
+//! One ready job wakes one sleeper, not all of them. A sleeper that has given up is passed over,
+//! so that its wake-up goes to one that still waits.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,9 +1,10 @@
 //! Claiming: ask for as many leases as there are free slots, and a few ahead.
 //!
 //! The claimer asks while the current leases run, so that a slot that becomes free finds the next
-//! one waiting. How far ahead follows the work: as many leases as the slots finish in a moment, so
-//! that quick jobs never wait for the store, and a slow job is never held by a worker that cannot
-//! start it. When the store has nothing, the claimer sleeps on `wait`; a busy store is not polled.
+//! one waiting. How far ahead it asks depends on the work: as many leases as the slots finish in a
+//! moment, so that quick jobs never wait for the store, and a slow job is never held by a worker
+//! that cannot start it. When the store has nothing, the claimer sleeps on `wait`; a busy store is
+//! not polled.
 //!
 //! A queue with slots of its own is claimed by itself, and only for as many leases as it has free
 //! slots, so that leases which its slots cannot work never fill the buffer. All other queues share

@@ -1,8 +1,8 @@
 //! Expiring: what is done about leases whose time has passed.
 //!
 //! Claims expire what is overdue in their own queues, in the same step. The reaper looks after the
-//! queues that no worker claims from. It knows only time: a worker that was frozen longer than its
-//! term looks dead, and its job runs again. The fence, not the reaper, protects the data.
+//! queues that no worker claims from. All it knows is the time: a worker that was frozen for longer
+//! than its term looks dead, and its job runs again. The fence, not the reaper, protects the data.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Suspects: jobs whose leases have expired so often that they may be what kills their workers.
 //!
-//! A process works one of them at a time, whatever the number of its pools: if it dies, it is known
-//! which job did it.
+//! A process works one suspect at a time, whatever the number of its pools: if the process dies, it
+//! is clear which job did it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -192,7 +192,7 @@ impl Stage {
     /// that somebody on the way has to be woken, from the timer to the reply, what this process had
     /// to wait for the processor.
     pub(crate) fn slack(&self) -> Duration {
-        Duration::from_millis(250) + 3 * self.lag()
+        pulse::slack(self.began)
     }
 
     /// The bound on takeovers, where the store stayed up.
@@ -258,6 +258,11 @@ pub(crate) mod pulse {
     /// The longest wait for a processor since then.
     pub(crate) fn longest(since: Instant) -> Duration {
         longest_of(&LATE, since)
+    }
+
+    /// What may come on top of a bound that has counted since then: see `Stage::slack`.
+    pub(crate) fn slack(since: Instant) -> Duration {
+        Duration::from_millis(250) + 3 * longest(since)
     }
 
     /// The longest wait for a processor or for the disk since then: how long a process that does

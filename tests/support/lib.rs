@@ -29,5 +29,6 @@ pub mod proxy;
 #[cfg(unix)]
 pub mod redis;
 pub mod scene;
+pub mod virtual_time;
 
 pub use flaky::*;

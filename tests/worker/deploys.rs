@@ -7,16 +7,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use leasehold::clock::{Clock, Timestamp};
+use leasehold::clock::Clock;
 use leasehold::error::Verb;
 use leasehold::inspect::{Page, QueueView};
 use leasehold::job::{JobState, Kind, QueueName, UpgradeError};
 use leasehold::lease::DeclineCause;
 use leasehold::observe::Event;
-use leasehold::store::{MemoryStore, SqliteStore};
+use leasehold::store::SqliteStore;
 use leasehold::worker::WorkerHandle;
 use leasehold::worker::executor::SameRuntime;
 use leasehold::{Client, Context, Failure, Job, NewJob, Store, Worker};
+use leasehold_support::virtual_time::{Virtual, memory};
 use leasehold_support::{Fate, Faulty};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -25,20 +26,6 @@ use tracing::Dispatch;
 use tracing::subscriber::{DefaultGuard, NoSubscriber};
 
 use crate::security::Log;
-
-/// A store's clock that goes with Tokio's, which the test has stopped.
-#[derive(Debug)]
-struct Virtual(Instant);
-
-impl Clock for Virtual {
-    fn now(&self) -> Timestamp {
-        Timestamp::from_micros(1_700_000_000_000_000).after(self.0.elapsed())
-    }
-}
-
-fn memory() -> Arc<dyn Store> {
-    Arc::new(MemoryStore::with_clock(Virtual(Instant::now())))
-}
 
 /// What old and new workers know.
 #[derive(Serialize, Deserialize)]
@@ -179,7 +166,7 @@ struct Waits {
 impl Waits {
     fn new() -> Self {
         Self {
-            clock: Arc::new(Virtual(Instant::now())),
+            clock: Arc::new(Virtual::new()),
             all: Arc::default(),
         }
     }

@@ -27,7 +27,7 @@ use leasehold::{
 };
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde::{Deserialize, Serialize};
-use support::{Fate, Faulty};
+use support::{Fate, Faulty, virtual_time};
 use tokio::sync::mpsc;
 
 #[derive(Serialize, Deserialize, Clone)]
@@ -462,7 +462,7 @@ async fn given_up_beside_a_sibling<F>(
 ) where
     F: Future<Output = Result<(), Failure>> + Send,
 {
-    let faulty = Faulty::new(memory(), |_| Fate::Pass);
+    let faulty = Faulty::new(virtual_time::memory(), |_| Fate::Pass);
     faulty
         .lapses_to_lose
         .store(lapses_to_lose, Ordering::SeqCst);
@@ -495,6 +495,7 @@ async fn given_up_beside_a_sibling<F>(
         .terms(often_renewed())
         .stall_limit(Duration::from_secs(2))
         .grace(Duration::from_millis(10))
+        .executor(SameRuntime)
         .observer(move |event: &Event<'_>| {
             if let Event::Claimed { grant } = event {
                 seen.lock().unwrap().push(grant.leases.len());
@@ -506,19 +507,19 @@ async fn given_up_beside_a_sibling<F>(
     assert_eq!((ledger.completed, ledger.expired()), (2, 1));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_lapse_that_got_lost_is_repeated_though_its_handler_is_gone() {
     given_up_beside_a_sibling(3, |_| pending()).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_lease_that_its_handler_gives_up_expires_though_its_siblings_live() {
     given_up_beside_a_sibling(0, |_| async { Err(Failure::lost()) }).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_lifetime_shorter_than_the_guard_is_worked_and_watched() {
-    let client = client();
+    let client = Client::new(virtual_time::memory());
     let short = JobOptions::default().max_lifetime(Duration::from_millis(500));
     let jobs = adds(2).into_iter().map(|job| job.options(short.clone()));
     client.enqueue_many(jobs).await.unwrap();
@@ -527,7 +528,7 @@ async fn a_lifetime_shorter_than_the_guard_is_worked_and_watched() {
         let told = told.clone();
         async move {
             if job.n == 1 && ctx.attempt() == 1 {
-                let start = Instant::now();
+                let start = tokio::time::Instant::now();
                 ctx.cancelled().await;
                 told.send(start.elapsed()).unwrap();
             }
@@ -536,6 +537,7 @@ async fn a_lifetime_shorter_than_the_guard_is_worked_and_watched() {
     };
     // The guard of this term is 700 ms, and its renewals are 100 s apart.
     let worker = client.worker().handle(handler).terms(LeaseTerms::LONG);
+    let worker = worker.executor(SameRuntime);
     worker.run_until(completed(&client, 2)).await.unwrap();
     let told = received.recv().await.unwrap();
     assert!(told < Duration::from_secs(8), "told after {told:?}");
@@ -760,7 +762,7 @@ enum Ends {
 
 /// What was refused as a stale holder's: by the store's count, and of renewals by the worker's.
 async fn refused(ends: Ends) -> (u64, usize) {
-    let faulty = Faulty::new(memory(), move |verb| match (verb, ends) {
+    let faulty = Faulty::new(virtual_time::memory(), move |verb| match (verb, ends) {
         (Verb::Settle, Ends::SettledBefore) => Fate::Late(Duration::from_millis(800)),
         // Less than a third of the term, after which the worker gives a renewal up.
         (Verb::Renew, Ends::SettledMeanwhile) => Fate::Slow(Duration::from_millis(300)),
@@ -797,6 +799,7 @@ async fn refused(ends: Ends) -> (u64, usize) {
         .owner("stale")
         .handle(handler)
         .terms(LeaseTerms::of_term(Duration::from_millis(term)))
+        .executor(SameRuntime)
         .observer(move |event: &Event<'_>| {
             if let Event::Fenced { verb, .. } = event {
                 assert_eq!(*verb, Verb::Renew);
@@ -834,7 +837,7 @@ async fn refused(ends: Ends) -> (u64, usize) {
     (ledger.fenced, told.load(Ordering::SeqCst))
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_renewal_that_its_own_settlement_overtakes_is_no_stale_holders() {
     assert_eq!(refused(Ends::SettledBefore).await, (0, 0));
     assert_eq!(refused(Ends::SettledMeanwhile).await, (0, 0));
@@ -918,10 +921,10 @@ async fn a_settlement_whose_answer_is_lost_for_good_is_no_stale_holders() {
 
 /// Of two leases of one grant, the first lapses in a renewal that the second's settlement
 /// overtakes: the answer is that none of the grant is left.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_lease_that_lapses_is_no_refused_renewal() {
     let recorder = PrometheusBuilder::new().build_recorder();
-    let faulty = Faulty::new(memory(), |verb| match verb {
+    let faulty = Faulty::new(virtual_time::memory(), |verb| match verb {
         // Less than a third of the term, after which the worker gives a renewal up.
         Verb::Renew => Fate::Slow(Duration::from_millis(400)),
         _ => Fate::Pass,
@@ -932,15 +935,15 @@ async fn a_lease_that_lapses_is_no_refused_renewal() {
     let hangs = NewJob::of(&Add { n: 0 }).unwrap().options(stalls);
     let ends = NewJob::of(&Add { n: 1 }).unwrap();
     client.enqueue_many([hangs, ends]).await.unwrap();
-    let renewals = Arc::clone(&calls);
+    let (renewals, watch) = (Arc::clone(&calls), client.clone());
     let handler = move |job: Add, ctx: Context| {
-        let calls = Arc::clone(&renewals);
+        let (calls, client) = (Arc::clone(&renewals), watch.clone());
         async move {
             match (job.n, ctx.attempt()) {
                 // Shows no progress until it is told to stop, and is deaf to that.
                 (0, 1) => {
                     ctx.cancelled().await;
-                    tokio::time::sleep(Duration::from_millis(800)).await;
+                    until(&client, |queue| queue.ledger.expired_stalled == 1).await;
                 }
                 (0, _) => {}
                 _ => true_soon(|| calls.renew.load(Ordering::SeqCst) > 0).await,
@@ -952,6 +955,7 @@ async fn a_lease_that_lapses_is_no_refused_renewal() {
         .worker()
         .handle(handler)
         .slots(2)
+        .executor(SameRuntime)
         .terms(LeaseTerms::of_term(Duration::from_secs(3)));
     let handle = metrics::with_local_recorder(&recorder, || worker.start().unwrap());
     until(&client, |queue| queue.ledger.completed == 2).await;

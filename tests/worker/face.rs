@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use leasehold::clock::ManualClock;
 use leasehold::handler::IntoHandler;
 use leasehold::job::{JobOptions, JobState, QueueName};
 use leasehold::layer::{Layer, Next};
@@ -21,7 +22,7 @@ use leasehold::{
     RetryPolicy, State, Store, Worker, async_trait,
 };
 use serde::{Deserialize, Serialize};
-use support::{Fate, Faulty};
+use support::{Fate, Faulty, virtual_time};
 use tokio::sync::Notify;
 
 #[derive(Serialize, Deserialize, Clone)]
@@ -124,7 +125,7 @@ async fn a_worker_in_the_background_drains_when_asked() {
     assert_eq!(worker.await.unwrap(), report);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_paused_worker_claims_nothing_and_its_handlers_go_on() {
     let client = client();
     client.enqueue(Add { n: 0 }).await.unwrap();
@@ -133,6 +134,7 @@ async fn a_paused_worker_claims_nothing_and_its_handlers_go_on() {
         .worker()
         .handle(waiting(&gate))
         .slots(2)
+        .executor(SameRuntime)
         .start()
         .unwrap();
     until(async || worker.stats().queues[0].running == 1).await;
@@ -494,7 +496,8 @@ async fn a_hook_hears_of_the_buried() {
 
 #[tokio::test]
 async fn a_hook_hears_of_those_whose_leases_expired_too_often() {
-    let client = client();
+    let clock = ManualClock::default();
+    let client = Client::new(Arc::new(MemoryStore::with_clock(clock.clone())));
     let options = JobOptions::default().max_expiries(3);
     let job = NewJob::of(&Add { n: 0 }).unwrap().options(options);
     let id = client.enqueue(job).await.unwrap().id();
@@ -506,12 +509,11 @@ async fn a_hook_hears_of_those_whose_leases_expired_too_often() {
             .worker()
             .handle(waiting(&gate))
             .on_dead(mourner(&deaths));
-        let worker = worker.terms(LeaseTerms::of_term(millis(200)));
         let gone = tokio::spawn(worker.run_until(std::future::pending()));
         until(async || client.ledger().await.unwrap().granted == round).await;
         gone.abort();
         assert!(gone.await.unwrap_err().is_cancelled());
-        tokio::time::sleep(millis(250)).await;
+        clock.advance(2 * LeaseTerms::default().term);
     }
     let worker = client.worker().handle(quick).on_dead(mourner(&deaths));
     let dead = async || client.queues().await.unwrap()[0].counts.dead == 1;
@@ -527,9 +529,9 @@ async fn a_hook_hears_of_those_whose_leases_expired_too_often() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_hook_hears_of_those_that_stalled_too_often() {
-    let client = client();
+    let client = Client::new(virtual_time::memory());
     let options = JobOptions::default().max_expiries(3);
     let job = NewJob::of(&Add { n: 0 }).unwrap().options(options);
     client.enqueue(job).await.unwrap();
@@ -541,6 +543,7 @@ async fn a_hook_hears_of_those_that_stalled_too_often() {
         .on_dead(mourner(&deaths));
     let worker = worker.terms(LeaseTerms::of_term(millis(300)));
     let worker = worker.stall_limit(millis(100)).grace(Duration::ZERO);
+    let worker = worker.executor(SameRuntime);
     let dead = async || client.queues().await.unwrap()[0].counts.dead == 1;
     run(worker, dead).await;
     let deaths = deaths.lock().unwrap();

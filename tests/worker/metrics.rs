@@ -2,12 +2,11 @@
 //! the store's.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::job::{Kind, QueueName};
 use leasehold::observe::metrics as names;
-use leasehold::store::MemoryStore;
+use leasehold::worker::executor::SameRuntime;
 use leasehold::{Client, Context, Failure, Job, LeaseTerms, NewJob, RetryPolicy};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use serde::{Deserialize, Serialize};
@@ -90,7 +89,7 @@ fn scraped(text: &str) -> BTreeMap<&str, f64> {
 
 /// A pool that has seen a retry, a stall, a duplicate, an unknown kind and completions.
 async fn worked() -> Client {
-    let client = Client::new(Arc::new(MemoryStore::new()));
+    let client = Client::new(leasehold_support::virtual_time::memory());
     let mut jobs: Vec<NewJob> = (0..4).map(|n| NewJob::of(&Step { n }).unwrap()).collect();
     jobs[0] = jobs[0].clone().unique("once").unwrap();
     client.enqueue_many(jobs.clone()).await.unwrap();
@@ -129,6 +128,7 @@ async fn worked() -> Client {
         .slots(4)
         .terms(LeaseTerms::of_term(Duration::from_millis(600)))
         .stall_limit(Duration::from_millis(300))
+        .executor(SameRuntime)
         .retry(RetryPolicy::constant(Duration::from_millis(1)))
         .run_until(done)
         .await
@@ -136,7 +136,7 @@ async fn worked() -> Client {
     client
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn every_metric_is_in_a_scrape() {
     let mut builder = PrometheusBuilder::new();
     for (name, buckets) in names::BUCKETS {

@@ -1,4 +1,5 @@
-//! The worker runtime over the memory store, on real time with short terms.
+//! The worker runtime over the memory store: on virtual time where a bound on time is judged, and
+//! otherwise on real time.
 
 use leasehold_support as support;
 
@@ -21,7 +22,7 @@ use leasehold::{
 };
 use serde::{Deserialize, Serialize};
 use support::machine::judged;
-use support::{Fate, Faulty};
+use support::{Fate, Faulty, virtual_time};
 use tokio::sync::Notify;
 
 #[derive(Serialize, Deserialize, Clone)]
@@ -185,7 +186,7 @@ async fn a_handler_can_retry_in_snooze_and_bury() {
 /// Runs one job whose worker cannot renew, and tells how long after the first send of the claim the
 /// handler was told to stop, and whether its worker settled it.
 async fn cut_off(overstate: u32, lease: Duration) -> (Duration, u64) {
-    let store = memory();
+    let store = virtual_time::memory();
     let mut faulty = Faulty::new(store.clone(), |verb| match verb {
         Verb::Renew => Fate::Hang,
         _ => Fate::Pass,
@@ -196,7 +197,7 @@ async fn cut_off(overstate: u32, lease: Duration) -> (Duration, u64) {
     let told = Arc::new(Mutex::new(None));
     let (seen, gone) = (told.clone(), Arc::new(Notify::new()));
     let notify = gone.clone();
-    let start = Instant::now();
+    let start = tokio::time::Instant::now();
     let handler = move |_: Add, ctx: Context| {
         let (seen, notify) = (seen.clone(), notify.clone());
         async move {
@@ -215,7 +216,8 @@ async fn cut_off(overstate: u32, lease: Duration) -> (Duration, u64) {
         .terms(LeaseTerms::of_term(lease))
         .grace(Duration::from_millis(10))
         .drain_grace(Duration::from_millis(50))
-        .slots(1);
+        .slots(1)
+        .executor(SameRuntime);
     let run = worker.run_until(async move { gone.notified().await });
     let run = tokio::time::timeout(Duration::from_secs(20), run).await;
     run.expect("the handler was never told to stop").unwrap();
@@ -224,19 +226,16 @@ async fn cut_off(overstate: u32, lease: Duration) -> (Duration, u64) {
     (told, views[0].ledger.released())
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_holder_that_cannot_renew_is_stopped_before_its_deadline() {
     let lease = Duration::from_millis(600);
-    judged(|| async {
-        let (told, released) = cut_off(1, lease).await;
-        assert_eq!(released, 0, "a lost lease was settled");
-        assert!(
-            told > lease / 2,
-            "told after {told:?}, long before it had to be"
-        );
-        kept(told < lease, format_args!("told after {told:?}"))
-    })
-    .await;
+    let (told, released) = cut_off(1, lease).await;
+    assert_eq!(released, 0, "a lost lease was settled");
+    assert!(
+        told > lease / 2,
+        "told after {told:?}, long before it had to be"
+    );
+    assert!(told < lease, "told after {told:?}");
     // Control arm: a holder that overestimates what it was granted is told too late.
     let (told, _) = cut_off(3, lease).await;
     assert!(told > lease, "told after {told:?}");
@@ -333,13 +332,9 @@ async fn handlers_that_block_every_thread_cost_nobody_a_lease() {
     assert!(runs > 2 && expired > 0, "{runs} runs, {expired} expired");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_stalled_handler_lapses_within_its_limit_and_one_interval() {
-    judged(stalled).await;
-}
-
-async fn stalled() -> Result<(), String> {
-    let client = client();
+    let client = Client::new(virtual_time::memory());
     client.enqueue_many(adds(2)).await.unwrap();
     let terms = term(900);
     let limit = Duration::from_millis(500);
@@ -355,7 +350,7 @@ async fn stalled() -> Result<(), String> {
                     ctx.progress(done, 10, "working");
                 }
             } else if ctx.attempt() == 1 {
-                let start = Instant::now();
+                let start = tokio::time::Instant::now();
                 ctx.cancelled().await;
                 *seen.lock().unwrap() = Some((start.elapsed(), ctx.is_lost()));
             }
@@ -367,19 +362,20 @@ async fn stalled() -> Result<(), String> {
         .handle(handler)
         .terms(terms)
         .stall_limit(limit)
-        .slots(4);
+        .slots(4)
+        .executor(SameRuntime);
     worker.run_until(settled(&client, 2)).await.unwrap();
-    let (after, is_lost) = lost.lock().unwrap().ok_or("it was never told to stop")?;
+    let (after, is_lost) = lost.lock().unwrap().expect("it was never told to stop");
     assert!(is_lost);
     let latest = limit + terms.renew_every + Duration::from_millis(100);
     assert!(after >= limit, "lapsed after {after:?}");
-    kept(
+    assert!(
         after <= latest,
-        format_args!("lapsed after {after:?}, at the latest {latest:?}"),
-    )?;
+        "lapsed after {after:?}, at the latest {latest:?}"
+    );
     let ledger = client.queues().await.unwrap()[0].ledger;
     let found = (ledger.completed, ledger.expired_stalled, ledger.expired());
-    kept(found == (2, 1, 1), format_args!("{ledger:?}"))
+    assert_eq!(found, (2, 1, 1), "{ledger:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -427,13 +423,9 @@ async fn progress_reaches_the_store_whatever_becomes_of_the_first_renewals() {
     worker.run_until(seen).await.unwrap();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_lease_ends_with_its_maximum_lifetime_though_its_holder_renews() {
-    judged(outlived).await;
-}
-
-async fn outlived() -> Result<(), String> {
-    let client = client();
+    let client = Client::new(virtual_time::memory());
     client.enqueue(&Add { n: 1 }).await.unwrap();
     let mut terms = term(300);
     terms.max_lifetime = Duration::from_millis(900);
@@ -450,23 +442,19 @@ async fn outlived() -> Result<(), String> {
         .worker()
         .handle(handler)
         .terms(terms)
-        .grace(Duration::from_millis(10));
-    let start = Instant::now();
+        .grace(Duration::from_millis(10))
+        .executor(SameRuntime);
+    let start = tokio::time::Instant::now();
     worker.run_until(settled(&client, 1)).await.unwrap();
     let after = start.elapsed();
-    kept(
-        after >= Duration::from_millis(900),
-        format_args!("after {after:?}"),
-    )?;
+    assert!(after >= Duration::from_millis(900), "after {after:?}");
     let ledger = client.queues().await.unwrap()[0].ledger;
     // A renewal that came too late would have ended it before.
-    let found = (ledger.completed, ledger.expired_lifetime);
-    kept(found == (1, 1), format_args!("{ledger:?}"))
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_leases_are_renewed_in_one_call_per_tick() {
-    judged(ten_thousand).await;
+    assert_eq!(
+        (ledger.completed, ledger.expired_lifetime),
+        (1, 1),
+        "{ledger:?}"
+    );
 }
 
 /// Renewal calls so far, and the leases in them.
@@ -487,8 +475,9 @@ async fn renewals(calls: &support::Calls) -> (usize, usize) {
     }
 }
 
-async fn ten_thousand() -> Result<(), String> {
-    let faulty = Faulty::new(memory(), |_| Fate::Pass);
+#[tokio::test(start_paused = true)]
+async fn ten_thousand_leases_are_renewed_in_one_call_per_tick() {
+    let faulty = Faulty::new(virtual_time::memory(), |_| Fate::Pass);
     let calls = faulty.calls.clone();
     let client = Client::new(Arc::new(faulty));
     client.enqueue_many(adds(10_000)).await.unwrap();
@@ -534,24 +523,20 @@ async fn ten_thousand() -> Result<(), String> {
     let figures = Arc::new(Mutex::new((0, 0, 0)));
     let out = figures.clone();
     let worker = client.worker().handle(handler).slots(10_000).terms(lease);
+    let worker = worker.executor(SameRuntime);
     worker
         .run_until(async move { *out.lock().unwrap() = script.await })
         .await
         .unwrap();
     let (ticks, leases, fenced) = *figures.lock().unwrap();
     let ledger = client.queues().await.unwrap()[0].ledger;
-    kept(
-        (ledger.completed, ledger.expired(), fenced) == (10_000, 0, 0),
-        format_args!("{fenced} fenced before the release, {ledger:?}"),
-    )?;
-    kept(
-        (5..=8).contains(&ticks),
-        format_args!("{ticks} calls in two terms"),
-    )?;
-    kept(
-        leases == ticks * 10_000,
-        format_args!("{leases} in {ticks} calls"),
-    )
+    assert_eq!(
+        (ledger.completed, ledger.expired(), fenced),
+        (10_000, 0, 0),
+        "{ledger:?}"
+    );
+    assert!((5..=8).contains(&ticks), "{ticks} calls in two terms");
+    assert_eq!(leases, ticks * 10_000);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -604,13 +589,9 @@ async fn replies_that_are_lost_lose_and_double_nothing() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_drain_settles_what_ends_and_surrenders_the_rest() {
-    judged(drained).await;
-}
-
-async fn drained() -> Result<(), String> {
-    let client = client();
+    let client = Client::new(virtual_time::memory());
     client.enqueue_many(adds(40)).await.unwrap();
     let started = Arc::new(Notify::new());
     let notify = started.clone();
@@ -646,8 +627,9 @@ async fn drained() -> Result<(), String> {
         .handle(handler)
         .slots(4)
         .grace(Duration::from_millis(20))
-        .drain_grace(Duration::from_millis(400));
-    let start = Instant::now();
+        .drain_grace(Duration::from_millis(400))
+        .executor(SameRuntime);
+    let start = tokio::time::Instant::now();
     let report = worker
         .run_until(async move { started.notified().await })
         .await
@@ -665,14 +647,12 @@ async fn drained() -> Result<(), String> {
     );
     assert_eq!(queue.ledger.retried, 0, "a drain counted as a failure");
     assert!(queue.ledger.surrendered >= 2, "{:?}", queue.ledger);
-    kept(
-        (queue.ledger.completed, queue.counts.ready) == (2, 38),
-        format_args!("not the one that heeded and the one that ended: {queue:?}"),
-    )?;
-    kept(
-        took < Duration::from_secs(2),
-        format_args!("it took {took:?}"),
-    )
+    assert_eq!(
+        (queue.ledger.completed, queue.counts.ready),
+        (2, 38),
+        "not the one that heeded and the one that ended: {queue:?}"
+    );
+    assert!(took < Duration::from_secs(2), "it took {took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -1006,13 +986,9 @@ async fn a_worker_outlives_its_session() {
     assert_eq!((ledger.completed, ledger.expired()), (5, 0));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_job_with_a_short_term_of_its_own_is_renewed_in_a_slow_pool() {
-    judged(short_term).await;
-}
-
-async fn short_term() -> Result<(), String> {
-    let client = client();
+    let client = Client::new(virtual_time::memory());
     let mut options = JobOptions::default();
     options.term = Some(Duration::from_millis(150));
     client
@@ -1025,26 +1001,25 @@ async fn short_term() -> Result<(), String> {
         Ok::<(), Failure>(())
     };
     let worker = client.worker().handle(handler).terms(LeaseTerms::MEDIUM);
+    let worker = worker.executor(SameRuntime);
     worker.run_until(settled(&client, 1)).await.unwrap();
     let ledger = client.queues().await.unwrap()[0].ledger;
     let found = (ledger.completed, ledger.granted, ledger.expired());
-    kept(found == (1, 1, 0), format_args!("{ledger:?}"))
+    assert_eq!(found, (1, 1, 0), "{ledger:?}");
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test(start_paused = true)]
 async fn a_lease_that_ran_out_before_its_claim_was_answered_goes_back_unused() {
-    judged(ran_out).await;
-}
-
-async fn ran_out() -> Result<(), String> {
-    let since = Arc::new(Mutex::new(None::<Instant>));
+    let since = Arc::new(Mutex::new(None::<tokio::time::Instant>));
     let first = since.clone();
     // The first claim arrives after more than a term.
-    let faulty = Faulty::new(memory(), move |verb| {
+    let faulty = Faulty::new(virtual_time::memory(), move |verb| {
         let mut first = first.lock().unwrap();
-        let cut_off = |first: Instant| first.elapsed() < Duration::from_millis(400);
+        let cut_off = |first: tokio::time::Instant| first.elapsed() < Duration::from_millis(400);
         match verb {
-            Verb::Claim if cut_off(*first.get_or_insert_with(Instant::now)) => Fate::LoseRequest,
+            Verb::Claim if cut_off(*first.get_or_insert_with(tokio::time::Instant::now)) => {
+                Fate::LoseRequest
+            }
             _ => Fate::Pass,
         }
     });
@@ -1055,11 +1030,12 @@ async fn ran_out() -> Result<(), String> {
         Ok::<(), Failure>(())
     };
     let worker = client.worker().handle(handler).terms(term(300));
+    let worker = worker.executor(SameRuntime);
     worker.run_until(settled(&client, 3)).await.unwrap();
     assert!(since.lock().unwrap().unwrap().elapsed() > Duration::from_millis(400));
     let ledger = client.queues().await.unwrap()[0].ledger;
     let found = (ledger.completed, ledger.surrendered, ledger.expired());
-    kept(found == (3, 3, 0), format_args!("{ledger:?}"))
+    assert_eq!(found, (3, 3, 0), "{ledger:?}");
 }
 
 /// Ten pools at steady load lose the store for a while. The busiest second, in calls: before the

@@ -1,4 +1,4 @@
-//! Interventions: who and why goes on record, and what destroys is asked for first.
+//! Interventions: each is recorded with who and why, and a destructive one asks first.
 
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 
@@ -119,7 +119,7 @@ impl Consent {
         }
         let what = out::one_line(what);
         if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
-            let why = format!("would {what}: say --yes, there is no terminal to ask on");
+            let why = format!("would {what}: pass --yes, since there is no terminal to ask on");
             return Err(Trouble::Usage(why));
         }
         let mut stderr = io::stderr();

@@ -137,7 +137,7 @@ pub(super) async fn measure(
     bar: &ProgressBar,
 ) -> Result<Measured, Trouble> {
     let Some(url) = target.url() else {
-        let why = "bench: memory: lives in one process, and the regime is several";
+        let why = "bench: a memory store lives in one process, and --regime runs several";
         return Err(Trouble::Usage(why.to_owned()));
     };
     let client = target.open().await?;

@@ -2,7 +2,7 @@
 //!
 //! Several workers share a store. One is killed with SIGKILL, one is frozen with SIGSTOP until
 //! its leases are somebody else's, and then woken. Nobody cleans up. At the end the ledger must
-//! balance, no job may be lost, and what the woken worker still believed must have been refused.
+//! balance, no job may be lost, and the settlements of the woken worker must have been refused.
 
 use std::collections::HashSet;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The demo's stage: worker processes, what they tell, what the store shows.
+//! The demo's stage: worker processes, what they report, and what the store shows.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead as _, BufReader};

@@ -4,9 +4,9 @@
 //! stdin closes: so it does not outlive the demo, however that ends. The workers are one process
 //! group, and the first to see the end wakes those that are frozen.
 //!
-//! Its handler is the honest zombie. The runtime would stop a handler whose lease ran out while the
-//! process stood still. This one, when it is late, does what code without such a runtime around it
-//! would do: it believes that it still owns the job, and settles it with the receipt it has.
+//! Its handler is a zombie on purpose. The runtime would stop a handler whose lease ran out while
+//! the process was frozen. This one, when it is late, does what code without such a runtime would
+//! do: it believes that it still owns the job, and settles it with the receipt it has.
 
 use std::io::{Read as _, Write as _};
 use std::sync::Arc;

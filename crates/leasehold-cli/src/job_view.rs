@@ -1,4 +1,4 @@
-//! One job with its story, for `leasehold jobs show`.
+//! One job with its history, for `leasehold jobs show`.
 
 use std::time::Duration;
 

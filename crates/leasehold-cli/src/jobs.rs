@@ -1,4 +1,4 @@
-//! `leasehold jobs`: find one, read its story, call it off, run it again.
+//! `leasehold jobs`: find a job, read its history, cancel it, run it again.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! `leasehold leases`: who holds what, for how long yet, and how to take it away.
+//! `leasehold leases`: who holds what and for how much longer, and how to take it away.
 
 use std::time::Duration;
 

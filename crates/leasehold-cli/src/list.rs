@@ -1,4 +1,4 @@
-//! Lists: read page by page, printed as a table, as one JSON document, or as a line for each row.
+//! Lists: read page by page; printed as a table, as one JSON document, or as one JSON line per row.
 
 use std::future::Future;
 

@@ -12,7 +12,7 @@
 //! | `top`, `top_view` | `leasehold top` |
 //! | `shell` | `leasehold completions`, `leasehold man` |
 //! | `list`, `act`, `out` | how lists are read and printed, how commands are recorded, how output is formatted |
-//! | `exit`, `scratch` | how a command ends; a directory and a namespace for what must not stay |
+//! | `exit`, `scratch` | how a command ends; where temporary data goes |
 
 use std::process::ExitCode;
 

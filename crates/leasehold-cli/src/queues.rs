@@ -1,4 +1,4 @@
-//! `leasehold queues`: what waits, and the tap.
+//! `leasehold queues`: what waits; pause, resume, purge and remove.
 
 use serde_json::json;
 

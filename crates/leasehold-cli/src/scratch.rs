@@ -1,4 +1,4 @@
-//! A directory, and a namespace, for what must not stay.
+//! A temporary directory, and a namespace of its own, for data that must not stay.
 
 use std::path::{Path, PathBuf};
 

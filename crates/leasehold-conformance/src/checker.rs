@@ -1,9 +1,9 @@
 //! The one judge of recorded histories: invariants I1–I6, I9–I12 and I14.
 //!
 //! [`check`] reads a [history](super::history) that begins with an empty store, and what is left at
-//! its end. It knows no right answers; it knows what no correct store can have answered. Where a
-//! result is unknown it assumes whatever excuses the store, so that what it reports is a violation
-//! and never a guess. Events are real time: one call is later than another if it was sent after the
+//! its end. It does not know the right answers; it knows which answers no correct store can give.
+//! Where a result is unknown it assumes whatever excuses the store, so that everything it reports
+//! is a violation. Events are real time: one call is later than another if it was sent after the
 //! other had ended.
 //!
 //! Not judged here, because a history of calls cannot show them: I7, I8, I13, I15.

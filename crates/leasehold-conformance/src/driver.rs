@@ -1,4 +1,4 @@
-//! The hand that drives a store through a case: one line per call.
+//! Drives a store through a case: one line per call.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,7 +16,7 @@ use leasehold::store::{
     ControlCommand, ControlRequest, Controlled, EnqueueRequest, Enqueued, Expiry, Outcome,
     PruneRequest, ReapRequest, Renewal, RequestId, SessionId, SettleRequest, Settlement, Store,
 };
-use leasehold::{ErrorKind, Result};
+use leasehold::{Error, ErrorKind, Result};
 
 /// The term of the driver's claims.
 pub const TERM: Duration = Duration::from_secs(60);
@@ -36,6 +36,16 @@ pub fn queue_named(name: &str) -> QueueName {
 /// A plain job of the default queue.
 pub fn job() -> NewJob {
     NewJob::raw(queue(), Kind::new("work").expect("a good name"), "{}")
+}
+
+/// What was asked is refused, and the error says which field is wrong.
+#[track_caller]
+pub(crate) fn names_the_field(error: &Error, field: &str) {
+    assert_eq!(
+        (error.kind(), error.field()),
+        (ErrorKind::InvalidInput, Some(field)),
+        "{error}"
+    );
 }
 
 /// One lease in the hands of a case.

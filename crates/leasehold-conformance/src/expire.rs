@@ -1,7 +1,6 @@
 //! expire: by the passage of time alone, and counted once.
 
-use super::driver::{Driver, TERM, complete, job, queue_named, retry, secs};
-use leasehold::ErrorKind;
+use super::driver::{Driver, TERM, complete, job, names_the_field, queue_named, retry, secs};
 use leasehold::job::JobState;
 use leasehold::lease::{Cause, LeaseEnd, Progress};
 use leasehold::limits;
@@ -185,10 +184,7 @@ pub async fn limits_are_checked(d: &Driver) {
             max,
         };
         let error = d.store().reap(request).await.expect_err("out of bounds");
-        assert_eq!(
-            (error.kind(), error.field()),
-            (ErrorKind::InvalidInput, Some("max"))
-        );
+        names_the_field(&error, "max");
     }
     assert_eq!(d.snapshot().await, before);
 }

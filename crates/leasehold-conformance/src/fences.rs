@@ -1,4 +1,4 @@
-//! The checker's look at fenced resources: I2, I3.
+//! How the checker judges fenced resources: I2, I3.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! What was said to a store, and what it answered: one format for all tests that record.
+//! The calls to a store and its answers: one format for all tests that record.
 //!
 //! A history is a list of [`Event`]s in real-time order, one JSON object per line. A call is two
 //! events: its invocation and its end, `ok`, `fail` (certainly not applied) or `unknown` (perhaps

@@ -1,9 +1,9 @@
 //! inspect: every view, its order, and its pages.
 
 use super::driver::{
-    Driver, LIFETIME, TERM, bury, complete, job, queue, queue_named, secs, surrender,
+    Driver, LIFETIME, TERM, bury, complete, job, names_the_field, queue, queue_named, secs,
+    surrender,
 };
-use leasehold::ErrorKind;
 use leasehold::inspect::{self, LeaseFilter, Page, Query};
 use leasehold::job::{JobId, JobState};
 use leasehold::limits;
@@ -333,10 +333,7 @@ pub async fn limits_are_checked(d: &Driver) {
             page: Page::first(rows),
         };
         let error = d.store().inspect(query).await.expect_err("out of bounds");
-        assert_eq!(
-            (error.kind(), error.field()),
-            (ErrorKind::InvalidInput, Some("rows"))
-        );
+        names_the_field(&error, "rows");
     }
     let page = Page {
         after: Some("not a cursor'; --".into()),
@@ -345,10 +342,7 @@ pub async fn limits_are_checked(d: &Driver) {
     let error = inspect::audit(d.store(), page)
         .await
         .expect_err("no cursor");
-    assert_eq!(
-        (error.kind(), error.field()),
-        (ErrorKind::InvalidInput, Some("page"))
-    );
+    names_the_field(&error, "page");
 }
 
 /// Looking changes nothing: not even what is overdue or due.

@@ -1,4 +1,4 @@
-//! The checker's look at jobs, checkpoints and commands: I4, I11, I14.
+//! How the checker judges jobs, checkpoints and commands: I4, I11, I14.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,4 +1,4 @@
-//! The checker's look at leases: I1, I5, I6, I9, I12.
+//! How the checker judges leases: I1, I5, I6, I9, I12.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;

@@ -26,7 +26,7 @@
 //! of each queue balances (I9) and that the counts are those of the rows.
 //!
 //! [`history`] and [`checker`] are for tests in which nobody knows the right answer in advance:
-//! they record what was said to a store and judge it by the invariants.
+//! they record the calls to a store and judge them by the invariants.
 
 #![allow(
     clippy::missing_panics_doc,

@@ -1,4 +1,4 @@
-//! Everything that a store shows of itself, at one moment.
+//! All views of a store, at one moment.
 
 use leasehold::inspect::{
     self, AuditView, JobView, LeaseFilter, LeaseView, Page, Paged, QueueView,

@@ -1,7 +1,7 @@
 //! wait: sleep until work may exist.
 //!
-//! A lost wake-up may cost a second, so every case allows more than that, and none sleeps on its
-//! own account.
+//! A lost wake-up may cost a second, so every case allows more than that. No case sleeps by
+//! itself.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A statement of leasehold's as one of sqlx. The one file that differs between versions of sqlx.
+//! Turns a statement of leasehold into one of sqlx. Only this file differs between versions.
 
 use leasehold::driver::{SqlArg, SqlError};
 use sqlx::Postgres;

@@ -1,4 +1,4 @@
-//! For your own tests: prove a handler safe against its own past.
+//! For your own tests: show that a handler is safe from an earlier run of itself.
 //!
 //! A worker can stand still at any moment (a paused virtual machine, swap, a debugger), lose its
 //! lease, be replaced, and go on without knowing. [`Zombie`] does that to a handler at each of its

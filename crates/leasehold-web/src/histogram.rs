@@ -1,15 +1,16 @@
-//! The recorder: histograms that sort what is recorded as it is recorded, and a limit of series.
+//! The recorder: histograms that count each value in its bucket at once, and a limit on series.
 //!
-//! The stock recorder keeps every value until somebody asks, and sorts then: memory and a pause
-//! that grow with the jobs between two scrapes. Here a series is a row of counts, and stays one.
-//! What the crate does not know the buckets of is left to the stock recorder, counters and gauges
-//! too.
+//! The stock recorder keeps every value until the next scrape and sorts them then, so its memory
+//! and its pauses grow with the number of jobs between two scrapes. Here a series is a row of
+//! counts of a fixed size. Metrics of which the crate does not know the buckets are left to the
+//! stock recorder, and so are counters and gauges.
 //!
-//! Each thread counts in a row of its own, as long as there are enough: what nobody else writes
-//! needs no atomic step.
+//! Each thread counts in a row of its own, as long as there are enough rows: a row that no other
+//! thread writes needs no atomic step.
 //!
-//! Of one metric of this crate at most [`LINES`] lines are exported: queues named after customers
-//! must not bring a Prometheus down. What is beyond is not counted, and said once.
+//! At most [`LINES`] lines of one metric of this crate are exported, so that queues named after
+//! customers cannot bring down a Prometheus. Series beyond that are not counted; the log says so
+//! once.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Write as _;

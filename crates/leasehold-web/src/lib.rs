@@ -3,10 +3,10 @@
 //!
 //! | file | what is there |
 //! |---|---|
-//! | `dashboard/` | the web page: one file per screen, made from looks and commands of the client |
+//! | `dashboard/` | the web page: one file per screen, made from the views and commands of the client |
 //! | `prometheus.rs`, `histogram.rs` | the metrics as text |
 //! | `health.rs` | `/healthz` and `/readyz` |
-//! | `server.rs` | serving HTTP without being held up by anybody |
+//! | `server.rs` | an HTTP server that no client can hold up |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

@@ -7,9 +7,9 @@
 //! **A scrape always answers.** If the store says nothing within [`PATIENCE`], `leasehold_store_up`
 //! is 0, the store's other series are missing, and what the process counts is there.
 //!
-//! **The number of series is bounded.** No label is an id, an owner or a key. A queue and a kind
-//! have series together from the first such job on, and of one metric at most 10,000 lines are
-//! exported; a warning tells when there would be more.
+//! **The number of series is bounded.** No label is an id, an owner or a key. A pair of
+//! queue and kind has series from its first job on, and at most 10,000 lines of one metric are
+//! exported; a warning says when there would be more.
 //!
 //! | metric | type, unit | labels | says |
 //! |---|---|---|---|
@@ -17,7 +17,7 @@
 //! | `leasehold_jobs_duplicate_total` | counter, jobs | queue, kind | found their unique key held |
 //! | `leasehold_leases_granted_total` | counter, leases | queue, kind | granted to this process |
 //! | `leasehold_leases_released_total` | counter, leases | queue, kind, outcome | ended by this process |
-//! | `leasehold_leases_expired_total` | counter, leases | queue, kind, cause | expiries that this process recorded, of whoever's leases |
+//! | `leasehold_leases_expired_total` | counter, leases | queue, kind, cause | expiries that this process recorded, whoever held the lease |
 //! | `leasehold_leases_lost_total` | counter, leases | queue, kind, cause | lost while this process worked on them |
 //! | `leasehold_lease_renewals_total` | counter, leases | queue, result | in renewal calls: held, fenced, error |
 //! | `leasehold_calls_fenced_total` | counter, calls | queue, verb | refused as stale: the lease was replaced, and its holder did not know it |
@@ -143,8 +143,8 @@ impl Exporter {
     async fn ask(&self, store: &dyn Store) -> Option<Vec<QueueView>> {
         match tokio::time::timeout(PATIENCE, inspect::queues(store)).await {
             Ok(Ok(queues)) => return Some(queues),
-            Ok(Err(error)) => tracing::warn!(%error, "a scrape found no store"),
-            Err(_) => tracing::warn!(after = ?PATIENCE, "a scrape had no answer of the store"),
+            Ok(Err(error)) => tracing::warn!(%error, "the store failed a scrape"),
+            Err(_) => tracing::warn!(after = ?PATIENCE, "the store did not answer a scrape"),
         }
         self.failed.fetch_add(1, Ordering::Relaxed);
         None

@@ -1,7 +1,8 @@
-//! Serving HTTP without being held up by anybody.
+//! An HTTP server that no client can hold up.
 //!
-//! A client that sends its request slowly, or none, is cut off. Of too many connections the one
-//! that has been idle the longest makes room, so that a thousand idle ones keep nobody out.
+//! A client that sends its request slowly, or not at all, is cut off. When there are too many
+//! connections, the one that has been idle the longest is closed, so that a thousand idle ones keep
+//! nobody out.
 
 use std::collections::HashMap;
 use std::convert::Infallible;

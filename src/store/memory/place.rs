@@ -1,8 +1,8 @@
 //! Where jobs are between verbs: ready in a tier, parked behind their key, scheduled, leased,
 //! settled.
 //!
-//! Every job is found by its id. The maps of a queue are sorted as the contract says: that of the
-//! ready jobs shares the jobs themselves, which a claim needs, and the others hold ids.
+//! Every job is found by its id. The maps of a queue are sorted as the contract says. The map of
+//! ready jobs shares the job records, because a claim needs them; the other maps hold ids.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

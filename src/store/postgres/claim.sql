@@ -225,7 +225,7 @@ BEGIN
                     CONTINUE WHEN picked.n = 0;
                     IF picked.suspects AND NOT s.alone THEN
                         -- A line of suspects that was not known.
-                        h := leasehold.meet_1(h, picked.lines);
+                        h := leasehold.new_lines_1(h, picked.lines);
                         again := true;
                         EXIT;
                     END IF;
@@ -336,7 +336,7 @@ BEGIN
         next_end := least(next_end, CASE WHEN in_hand THEN at + PAUSE ELSE ends END);
         h.counts := counts;
         IF h.gen % 8 = 0 THEN
-            h := leasehold.folded_1(h);
+            h := leasehold.added_up_1(h);
         END IF;
         PERFORM leasehold.save_head_1(h);
     END LOOP;
@@ -414,7 +414,7 @@ BEGIN
 END $$;
 
 -- Lines of suspects that were not known are, from now on.
-CREATE OR REPLACE FUNCTION leasehold.meet_1(h leasehold.head, met smallint[]) RETURNS leasehold.head LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION leasehold.new_lines_1(h leasehold.head, of_jobs smallint[]) RETURNS leasehold.head LANGUAGE plpgsql AS $$
 DECLARE
     known record;
 BEGIN
@@ -423,7 +423,7 @@ BEGIN
     INTO known
     FROM (SELECT o.line, o.front, o.start FROM unnest(h.lines, h.fronts, h.starts) AS o (line, front, start)
           UNION ALL
-          SELECT DISTINCT m, h.sealed, -h.sealed FROM unnest(met) AS m WHERE m % 2 = 0 AND m <> ALL (h.lines)) AS k;
+          SELECT DISTINCT m, h.sealed, -h.sealed FROM unnest(of_jobs) AS m WHERE m % 2 = 0 AND m <> ALL (h.lines)) AS k;
     h.lines := known.lines;
     h.fronts := known.fronts;
     h.starts := known.starts;
@@ -476,7 +476,7 @@ BEGIN
 END $$;
 
 -- Adds up what other calls have added to the counts, as far as no more can come.
-CREATE OR REPLACE FUNCTION leasehold.folded_1(h leasehold.head) RETURNS leasehold.head LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION leasehold.added_up_1(h leasehold.head) RETURNS leasehold.head LANGUAGE plpgsql AS $$
 DECLARE
     total record;
 BEGIN
@@ -498,14 +498,14 @@ BEGIN
 END $$;
 
 -- The same for a queue of which nobody holds the lock.
-CREATE OR REPLACE FUNCTION leasehold.fold_1(of_queue integer, at bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION leasehold.add_up_1(of_queue integer, at bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     h leasehold.head;
 BEGIN
     PERFORM FROM leasehold.queue q WHERE q.id = of_queue FOR UPDATE SKIP LOCKED;
     IF FOUND THEN
         SELECT * INTO h FROM leasehold.head_1(of_queue);
-        PERFORM leasehold.save_head_1(leasehold.folded_1(leasehold.advance_1(h, at)));
+        PERFORM leasehold.save_head_1(leasehold.added_up_1(leasehold.advance_1(h, at)));
     END IF;
 END $$;
 

@@ -149,7 +149,7 @@ BEGIN
         j.state := (SELECT k.state FROM leasehold.job k WHERE k.id = j.id AND k.queue = of_queue);
         IF j.state = state.LEASED AND word = 'cancel' AND NOT j.cancel THEN
             UPDATE leasehold.job k SET cancel = true WHERE k.id = j.id AND k.queue = of_queue;
-        ELSIF j.state NOT IN (state.SCHEDULED, state.PARKED, state.READY, state.WAITING)
+        ELSIF j.state NOT IN (state.SCHEDULED, state.PARKED, state.READY)
               AND NOT (word = 'purge' AND j.state <> state.LEASED)
               AND NOT (word = 'retry_dead' AND j.state = state.DEAD)
            OR word = 'retry_dead' AND j.state <> state.DEAD THEN

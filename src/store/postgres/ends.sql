@@ -58,7 +58,7 @@ BEGIN
         due := at + delay / 1000;
     ELSIF NOT believed THEN
         failed := true;
-        why := 'broken fence: its mark ' || mark || ' is more than 86400s ahead of the store''s clock';
+        why := 'broken fence: its mark ' || mark || ' is more than ' || rule.BELIEF / 1000000 || 's ahead of the store''s clock';
         ended := CASE WHEN cancel THEN 'cancelled' ELSE 'retried' END;
         next := CASE WHEN cancel THEN 'cancelled' ELSE 'scheduled' END;
         keeps_key := NOT relaxed;

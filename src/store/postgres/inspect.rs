@@ -23,16 +23,16 @@ use crate::rules::issue::Issuer;
 use crate::store::cursor::{after_key, foreign, hex, paged, pair, parked, rows, single};
 use crate::token::FencingToken;
 
-/// As the column `state` has them. A job that is parked is ready, too.
-const PARKED: i16 = 1;
-const STATES: [JobState; 7] = [
-    JobState::Scheduled,
-    JobState::Ready,
-    JobState::Ready,
-    JobState::Completed,
-    JobState::Dead,
-    JobState::Cancelled,
-    JobState::Leased,
+/// The column `state`: its codes are the positions here, beside the names that the functions know
+/// (`state.READY`) and the states they stand for. A job that is parked is ready, too.
+pub(super) const STATES: [(&str, JobState); 7] = [
+    ("SCHEDULED", JobState::Scheduled),
+    ("PARKED", JobState::Ready),
+    ("READY", JobState::Ready),
+    ("COMPLETED", JobState::Completed),
+    ("DEAD", JobState::Dead),
+    ("CANCELLED", JobState::Cancelled),
+    ("LEASED", JobState::Leased),
 ];
 
 /// What [`Query`] is answered with where nothing is stored yet.
@@ -166,7 +166,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
                     let (at, seq): (i64, i64) = (column(row, by)?, column(row, "seq")?);
                     Ok(format!("{at}.{seq}"))
                 };
-                let code = STATES.iter().position(|known| *known == state);
+                let code = STATES.iter().position(|(_, known)| *known == state);
                 let code = code.unwrap_or_default() as i16;
                 let more: &[Arg<'_>] = args![code => INT2];
                 let page = if state.is_settled() {
@@ -282,13 +282,13 @@ fn view(row: &Row, queue: &QueueName) -> Done<JobView> {
     let job = record(row, 0)?;
     let code: i16 = column(row, "state")?;
     let state = usize::try_from(code).ok().and_then(|code| STATES.get(code));
-    let state = *state.ok_or_else(|| corrupt("a job is in no known state"))?;
+    let (name, state) = *state.ok_or_else(|| corrupt("a job is in no known state"))?;
     let held = match state {
         JobState::Leased => Some(lease(row, queue, &job)?),
         _ => None,
     };
     let mut view = JobView::new(queue.clone(), state, Arc::new(job));
-    view.parked = code == PARKED;
+    view.parked = name == "PARKED";
     view.settled_at = column::<Option<i64>>(row, "settled_at")?.map(moment);
     view.lease = held;
     Ok(view)

@@ -1,8 +1,9 @@
-//! Calls that found nothing to do, and wrote nothing: idle workers reap and prune, too.
+//! Calls that found nothing to do. Idle workers reap and prune too, and should write nothing.
 //!
-//! Whoever has the answer to such a call repeats it in vain, and the repeat must do as little. So
-//! this process remembers it, for a lane has one request at a time and belongs to one process.
-//! Where the answer was lost, the repeat finds what there is by then: that is its first answer.
+//! The answer to such a call is not stored in the database, so a repeat cannot be answered from
+//! there. Instead, the process that got the answer remembers the request, and a repeat of it does
+//! nothing. This is enough because a lane belongs to one process and has one request at a time. If
+//! the answer was lost on the way, the repeat runs as a new call, and its answer is the first one.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -26,8 +27,8 @@ impl Nothing {
         lanes.insert((request.session, request.lane), request.seq);
     }
 
-    /// Refuses a request that is older than one of its lane that found nothing. The server, which
-    /// refuses other late ones, does not know of that one.
+    /// Refuses a request if a later one of its lane has found nothing. The server refuses all other
+    /// late requests, but it does not know of that one.
     pub(super) fn admit(&self, request: RequestId) -> Result<()> {
         if self.last(request).is_some_and(|last| request.seq < last) {
             let why = "a later request of the same lane has been answered";
@@ -36,7 +37,7 @@ impl Nothing {
         Ok(())
     }
 
-    /// How much a request may do: a repeat of one that found nothing, nothing.
+    /// How many jobs a request may touch: none if it repeats a request that found nothing.
     pub(super) fn most(&self, request: RequestId, max: usize) -> usize {
         if self.last(request) == Some(request.seq) {
             0

@@ -45,7 +45,7 @@ BEGIN
             counts[CASE gone.state WHEN state.COMPLETED THEN count.COMPLETED ELSE count.CANCELLED END] := -gone.n;
         END LOOP;
         PERFORM leasehold.count_1(q.id, counts);
-        PERFORM leasehold.fold_1(q.id, at) WHERE EXISTS (SELECT FROM leasehold.tally t WHERE t.queue = q.id);
+        PERFORM leasehold.add_up_1(q.id, at) WHERE EXISTS (SELECT FROM leasehold.tally t WHERE t.queue = q.id);
     END LOOP;
     more := leasehold.prune_keys_1(of_namespace, leasehold.clock_1(by_hand) - overdue, most);
     IF pruned > 0 THEN

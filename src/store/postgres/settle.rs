@@ -9,6 +9,31 @@ use crate::lease::Verdict;
 use crate::limits::REASON_BYTES;
 use crate::store::{Outcome, Settlement};
 
+const COMPLETE: i16 = 0;
+const RETRY: i16 = 1;
+const SURRENDER: i16 = 2;
+const DECLINE: i16 = 3;
+const BURY: i16 = 4;
+
+/// The codes of outcomes, by the names that the functions know: `outcome.RETRY`.
+pub(super) const OUTCOMES: [(&str, i16); 5] = [
+    ("COMPLETE", COMPLETE),
+    ("RETRY", RETRY),
+    ("SURRENDER", SURRENDER),
+    ("DECLINE", DECLINE),
+    ("BURY", BURY),
+];
+
+pub(super) const fn code(outcome: &Outcome) -> i16 {
+    match outcome {
+        Outcome::Complete { .. } => COMPLETE,
+        Outcome::Retry { .. } => RETRY,
+        Outcome::Surrender { .. } => SURRENDER,
+        Outcome::Decline { .. } => DECLINE,
+        Outcome::Bury { .. } => BURY,
+    }
+}
+
 impl<C: GenericClient + Sync> Tx<'_, C> {
     pub(super) async fn settle(
         &self,
@@ -17,15 +42,8 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
     ) -> Done<Vec<Verdict>> {
         let receipts: Receipts = settlements.iter().map(|one| &one.receipt).collect();
         let outcomes = settlements.iter().map(|one| &one.outcome);
-        let code = |outcome: &Outcome| match outcome {
-            Outcome::Complete { .. } => 0_i16,
-            Outcome::Retry { .. } => 1,
-            Outcome::Surrender { .. } => 2,
-            Outcome::Decline { .. } => 3,
-            Outcome::Bury { .. } => 4,
-        };
         let codes: Vec<i16> = outcomes.clone().map(code).collect();
-        let codes = codes.iter().any(|code| *code != 0).then_some(codes);
+        let codes = codes.iter().any(|code| *code != COMPLETE).then_some(codes);
         let delays = any(outcomes.clone(), |outcome| match outcome {
             Outcome::Retry { delay, .. }
             | Outcome::Surrender { delay, .. }

@@ -9,6 +9,8 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::LazyLock;
 
+use super::inspect::STATES;
+use super::settle::OUTCOMES;
 use super::tally::Count;
 use crate::error::Verb;
 use crate::fence::Scope;
@@ -134,22 +136,10 @@ fn words() -> Vec<(String, String)> {
     ] {
         add(&format!("limit.{name}"), value.to_string());
     }
-    for (name, code) in [
-        ("SCHEDULED", 0),
-        ("PARKED", 1),
-        ("READY", 2),
-        ("COMPLETED", 3),
-        ("DEAD", 4),
-        ("CANCELLED", 5),
-        ("LEASED", 6),
-        ("WAITING", 7),
-    ] {
+    for (code, (name, _)) in STATES.iter().enumerate() {
         add(&format!("state.{name}"), code.to_string());
     }
-    for (code, name) in ["COMPLETE", "RETRY", "SURRENDER", "DECLINE", "BURY"]
-        .iter()
-        .enumerate()
-    {
+    for (name, code) in OUTCOMES {
         add(&format!("outcome.{name}"), code.to_string());
     }
     for verb in [

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::enqueue::NewJobs;
 use super::record::Json;
-use super::settle::verdict;
+use super::settle::{code, verdict};
 use super::{PostgresStore, at};
 use crate::clock::nanos;
 use crate::driver::limit::{Limits, limited};
@@ -144,12 +144,14 @@ impl PostgresStore {
         settlement: &Settlement,
         limits: Limits,
     ) -> Result<Verdict> {
-        let (code, delay, reason, result) = match &settlement.outcome {
-            Outcome::Complete { result } => (0, None, None, result.as_deref()),
-            Outcome::Retry { delay, reason } => (1, Some(delay), Some(reason), None),
-            Outcome::Surrender { delay, .. } => (2, Some(delay), None, None),
-            Outcome::Decline { delay, reason } => (3, Some(delay), Some(reason), None),
-            Outcome::Bury { reason } => (4, None, Some(reason), None),
+        let code = i64::from(code(&settlement.outcome));
+        let (delay, reason, result) = match &settlement.outcome {
+            Outcome::Complete { result } => (None, None, result.as_deref()),
+            Outcome::Retry { delay, reason } | Outcome::Decline { delay, reason } => {
+                (Some(delay), Some(reason), None)
+            }
+            Outcome::Surrender { delay, .. } => (Some(delay), None, None),
+            Outcome::Bury { reason } => (None, Some(reason), None),
         };
         let delay = delay.map(|delay| nanos(*delay));
         let mark = settlement

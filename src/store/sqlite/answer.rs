@@ -1,4 +1,4 @@
-//! First answers as they are remembered: what a repeated call is answered with.
+//! First answers as they are stored, so that a repeated call gets the same one.
 
 use std::time::Duration;
 

@@ -1,8 +1,9 @@
 //! When this machine was started, by its wall clock and by a clock that nobody can set.
 //!
 //! How long a machine has been up is counted by a clock of its own, so the moment of its start,
-//! wall time less the time it is up, moves exactly when somebody sets the wall clock. The file
-//! keeps it as whoever opened the file first since that start saw it; `doctor` compares.
+//! which is the wall time less the time it has been up, moves exactly when somebody sets the wall
+//! clock. The first process that opens the file after a start writes that moment into the file, and
+//! `doctor` compares it with the present one.
 
 use std::fs;
 use std::time::Duration;

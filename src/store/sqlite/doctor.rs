@@ -12,7 +12,7 @@ use super::writer::LOG_BYTES;
 use crate::clock::{Clock as _, SystemClock, Timestamp};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::rules::issue::Issuer;
-use crate::store::health::Finding;
+use crate::store::health::{Finding, Level};
 
 /// With less room than this a busy queue can fill the disk within minutes.
 const ROOM: u64 = 512 << 20;
@@ -64,40 +64,44 @@ pub fn examine(path: &Path, full: bool) -> Result<Vec<Finding>> {
     findings.extend(system::room(path));
     if version == VERSION {
         let now = SystemClock.now();
-        findings.extend(clock(&db, now).map_err(at)?);
+        findings.push(clock(&db, boot(now)).map_err(at)?);
         findings.extend(books(&db, now).map_err(at)?);
     }
     Ok(findings)
 }
 
 /// Whether the wall clock was set while the machine ran: there is no second clock to ask, but for
-/// the one that counts how long it is up. None if the file was not opened since the machine
-/// started.
-fn clock(db: &Connection, now: Timestamp) -> rusqlite::Result<Option<Finding>> {
+/// the one that counts how long it is up.
+fn clock(db: &Connection, boot: Option<Boot>) -> rusqlite::Result<Finding> {
     const CHECK: &str = "clock";
-    let Some(Boot { id, at }) = boot(now) else {
-        return Ok(None);
+    let Some(Boot { id, at }) = boot else {
+        let found = "could not be looked at: this system does not tell when it was started";
+        let advice = "`tokens` still shows a clock that was set back; for one that was set ahead, \
+                      ask the system's time service";
+        return Ok(Finding::new(CHECK, Level::Unseen, found, advice));
     };
     let sql = "SELECT boot_at FROM leasehold_meta WHERE boot = ?1";
     let then = db
         .query_row(sql, [id], |row| row.get::<_, i64>(0))
         .optional()?;
     let Some(then) = then.map(|then| Timestamp::from_micros(then as u64)) else {
-        return Ok(None);
+        let found = "not known: nobody has opened the file since the machine was started";
+        let advice = "ask again once a worker or a client has opened it";
+        return Ok(Finding::note(CHECK, found, advice));
     };
     let apart = at.since(then).max(then.since(at));
     if apart <= CLOCK_MOVED {
         let found = "not set since the file was first opened after the machine's start";
-        return Ok(Some(Finding::fine(CHECK, found)));
+        return Ok(Finding::fine(CHECK, found));
     }
     let which = if at > then { "ahead of" } else { "behind" };
     let found = format!(
         "{apart:.1?} {which} what it was when the file was first opened after the machine's start"
     );
-    let advice = "it was set, or the whole machine stood still: leases ended so much early, or last \
-                  so much longer. If the clock is right now, all is well; if not, set it right, and \
-                  then see `tokens`";
-    Ok(Some(Finding::note(CHECK, found, advice)))
+    let advice = "the clock was set, or the whole machine stood still: leases ended that much too \
+                  early, or last that much longer. If the clock is right now, all is well; if not, \
+                  set it right, and then see `tokens`";
+    Ok(Finding::note(CHECK, found, advice))
 }
 
 /// What the tokens say of the clock, and the ledger of the leases.

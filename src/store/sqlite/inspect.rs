@@ -1,7 +1,8 @@
 //! inspect: look, and change nothing.
 //!
-//! A page's cursor is the key of its last row, never a number of rows to skip; counts are kept, not
-//! counted. Leases are found among the live grants, which are few: one row for each claim.
+//! A page's cursor is the key of its last row, never a number of rows to skip. Counts are kept up
+//! to date by the writes, not computed here. Leases are found among the live grants, which are few:
+//! one row for each claim.
 
 use rusqlite::{OptionalExtension, params};
 

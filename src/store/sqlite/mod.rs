@@ -2,7 +2,7 @@
 //!
 //! Every call is a message to the one [writer](writer) of the handle, which merges what waits into
 //! one transaction ([`tx`]) and answers after the commit. Each verb is a file, with its statements
-//! at the top. Reads have connections of their own and never wait for it.
+//! at the top. Reads have connections of their own and never wait for the writer.
 //!
 //! **Durability.** With `synchronous = FULL`, the default, an answered call survives the loss of
 //! power. With [`SqliteOptions::synchronous_normal`] it survives the death of the process; the loss

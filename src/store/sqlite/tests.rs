@@ -1,4 +1,5 @@
-//! Random programs against the model: same answers, same order, same views. And every statement.
+//! Random programs against the model: same answers, same order, same views. Every statement
+//! prepares, and none scans a table of jobs.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -438,6 +438,15 @@ async fn keys_past_their_window_go_in_transactions_of_so_many() {
     assert_eq!(rows(&path, "unique"), 1);
 }
 
+/// The call is with the store, and has no answer yet.
+async fn asked<T>(call: &mut (impl Future<Output = T> + Unpin)) {
+    tokio::select! {
+        biased;
+        _ = call => panic!("it was answered"),
+        () = std::future::ready(()) => {}
+    }
+}
+
 /// One transaction ends a lease and then notes the first thing of another of its grant.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_first_note_forgets_nothing_that_its_transaction_did_before() {
@@ -467,32 +476,21 @@ async fn a_first_note_forgets_nothing_that_its_transaction_did_before() {
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     // The first waits for the lock, and the others for the first, so that they share a transaction.
     let before = store.commits();
-    let spawn = |after: u64, call: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>| {
-        tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(after)).await;
-            call.await;
-        })
-    };
-    let (a, b, c) = (store.clone(), store.clone(), store.clone());
-    let calls = [
-        spawn(
-            0,
-            Box::pin(async move { a.open_session().await.map(|_| ()).unwrap() }),
-        ),
-        spawn(
-            200,
-            Box::pin(async move { drop(b.settle(settle).await.unwrap()) }),
-        ),
-        spawn(
-            300,
-            Box::pin(async move { drop(c.checkpoint(checkpoint).await.unwrap()) }),
-        ),
-    ];
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    other.execute_batch("COMMIT").unwrap();
-    for call in calls {
-        call.await.unwrap();
+    let side = std::fs::File::open(dir.path().join("jobs.db-turn")).unwrap();
+    let mut first = Box::pin(store.open_session());
+    asked(&mut first).await;
+    while side.try_lock().is_ok() {
+        side.unlock().unwrap();
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
+    let mut second = Box::pin(store.settle(settle));
+    let mut third = Box::pin(store.checkpoint(checkpoint));
+    asked(&mut second).await;
+    asked(&mut third).await;
+    other.execute_batch("COMMIT").unwrap();
+    first.await.unwrap();
+    let _ = second.await.unwrap();
+    third.await.unwrap();
     assert_eq!(store.commits() - before, 2, "they did not share one");
     let live = inspect::leases(&store, LeaseFilter::default(), Page::first(9));
     assert_eq!(live.await.unwrap().rows.len(), 1);

@@ -16,8 +16,10 @@ use crate::tidy::lex::{Lexed, closed, words};
 use crate::tidy::tree::Tree;
 
 /// The interface of `leasehold-conformance` is its cases, which its own `list.rs` has.
-const CRATES: [(&str, &str); 3] = [
+const CRATES: [(&str, &str); 5] = [
     ("leasehold", "src"),
+    ("leasehold-diesel", "crates/leasehold-diesel/src"),
+    ("leasehold-sqlx", "crates/leasehold-sqlx/src"),
     ("leasehold-testing", "crates/leasehold-testing/src"),
     ("leasehold-web", "crates/leasehold-web/src"),
 ];
@@ -446,7 +448,7 @@ pub trait Open: Send
 macro_rules! setters
     pub fn set(self, a: u8) -> Self
 "#;
-    let (found, _) = text.split_once("\n# leasehold-testing").unwrap();
+    let (found, _) = text.split_once("\n# leasehold-diesel").unwrap();
     assert_eq!(found.trim_end(), expected.trim_end());
     assert_ne!(tree(&near.replace("a: &str", "a: &[u8]")), text);
 }

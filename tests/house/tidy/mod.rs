@@ -97,7 +97,7 @@ fn a_statement_is_used_by_the_file_of_its_name() {
 }
 
 #[test]
-fn every_function_in_lua_is_used() {
+fn every_function_in_lua_and_sql_is_used() {
     hold("dead function", &statements::dead_functions(&TREE));
 }
 

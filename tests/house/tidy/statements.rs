@@ -9,7 +9,7 @@ use crate::tidy::duplicates::layer;
 use crate::tidy::lex::{Language, words};
 use crate::tidy::tree::{Tree, stem};
 
-const NAME: &str = "-- name: ";
+pub(crate) const NAME: &str = "-- name: ";
 
 /// Statements that no Rust file names.
 pub(crate) fn dead(tree: &Tree) -> Vec<Finding> {
@@ -50,11 +50,35 @@ pub(crate) fn foreign(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Lua functions that no script calls and no Rust file names.
+/// Functions in Lua and SQL that no script calls and no Rust file names.
 pub(crate) fn dead_functions(tree: &Tree) -> Vec<Finding> {
+    let mut found = dead_in(tree, Language::Lua, |line| {
+        let mut words = words(line)
+            .map(|(_, word)| word)
+            .skip_while(|word| *word == "local");
+        let is_declared = words.next() == Some("function") && line.contains("function ");
+        words.next().filter(|_| is_declared)
+    });
+    found.extend(dead_in(tree, Language::Sql, |line| {
+        let (_, name) = line.split_once("FUNCTION leasehold.")?;
+        let (_, name) = words(name).next().filter(|_| line.starts_with("CREATE "))?;
+        // The others are there for other languages to call.
+        let is_ours = name.ends_with(|last: char| last.is_ascii_digit());
+        Some(name).filter(|_| is_ours)
+    }));
+    found
+}
+
+/// The functions of one language that are mentioned once. `declared` finds the name in a line.
+fn dead_in(
+    tree: &Tree,
+    language: Language,
+    declared: impl Fn(&str) -> Option<&str>,
+) -> Vec<Finding> {
     let mut mentions: BTreeMap<&str, usize> = BTreeMap::new();
-    for (_, file) in tree.in_language(Language::Lua) {
-        for (_, word) in words(&file.lexed.code) {
+    for (_, file) in tree.in_language(language) {
+        let strings = file.lexed.strings.iter().map(|(_, text)| &text[..]);
+        for (_, word) in strings.chain([&file.lexed.code[..]]).flat_map(words) {
             *mentions.entry(word).or_default() += 1;
         }
     }
@@ -66,15 +90,12 @@ pub(crate) fn dead_functions(tree: &Tree) -> Vec<Finding> {
         }
     }
     let mut findings = Vec::new();
-    for (path, file) in tree.in_language(Language::Lua) {
+    for (path, file) in tree.in_language(language) {
         for (number, line) in file.lexed.code.lines().enumerate() {
-            let mut words = words(line)
-                .map(|(_, word)| word)
-                .skip_while(|word| *word == "local");
-            let (Some("function"), Some(name)) = (words.next(), words.next()) else {
+            let Some(name) = declared(line) else {
                 continue;
             };
-            if line.contains("function ") && mentions.get(name) == Some(&1) {
+            if mentions.get(name) == Some(&1) {
                 findings.push(Finding {
                     path: path.into(),
                     line: number + 1,
@@ -176,6 +197,13 @@ fn a_function_that_no_script_calls_is_found() {
             "used(1)\nfunction named() end\nlocal f = function() end",
         ),
         ("src/store/redis/link.rs", "fn a() { b(\"named\") }"),
+        (
+            "src/store/postgres/ends.sql",
+            "CREATE OR REPLACE FUNCTION leasehold.used_1() AS $$ SELECT 1 $$;\n\
+             CREATE OR REPLACE FUNCTION leasehold.gone_1() AS $$ -- gone_1\n\
+             SELECT leasehold.used_1() $$;\n\
+             CREATE OR REPLACE FUNCTION leasehold.for_others() AS $$ SELECT 1 $$;",
+        ),
     ]);
-    assert_eq!(names(dead_functions(&tree)), ["lost"]);
+    assert_eq!(names(dead_functions(&tree)), ["lost", "gone_1"]);
 }

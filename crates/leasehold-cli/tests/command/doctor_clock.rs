@@ -98,6 +98,9 @@ fn of_a_file_whose_clock_was_set_back() {
     // In another run of the machine it is not known, and the next who opens the file notes it.
     db.execute("UPDATE leasehold_meta SET boot = 'another'", [])
         .unwrap();
+    let (level, found) = clock(&format!("sqlite://{}", path.display()), None);
+    assert_eq!(level, "note", "{found}");
+    assert!(found.starts_with("not known"), "{found}");
     drop(SqliteStore::open(&path).unwrap());
     let (level, found) = clock(&format!("sqlite://{}", path.display()), None);
     assert_eq!(level, "fine", "{found}");

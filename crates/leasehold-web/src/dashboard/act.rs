@@ -1,4 +1,4 @@
-//! What an operator can do: asked once more with a form, then done, and on record with who and why.
+//! What an operator can do. Each action is confirmed in a form, and recorded with who and why.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
-//! HTML in which everything is escaped that is not written here.
+//! HTML in which everything is escaped except for the literals in this crate's source.
 //!
 //! [`put!`] takes a literal and values; each value is a [`Part`], and only [`Html`] itself goes in
-//! as it is. The literal cannot capture variables, so nothing slips past.
+//! as it is. The literal cannot capture variables, so no value can get around this.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};

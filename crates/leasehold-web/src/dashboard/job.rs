@@ -1,4 +1,4 @@
-//! Job: everything that is known of one, and what became of each of its leases.
+//! Job: everything that is known about a job, and how each of its leases ended.
 
 use super::html::{Html, html, put, query};
 use super::leases::{LeaseHealth, countdown, progress};

@@ -1,8 +1,8 @@
-//! A screen as a stream: its live part again, whenever it has changed.
+//! A screen as a stream: its live part is sent again whenever it has changed.
 //!
-//! Our own [server](crate::server) drops what is open when it ends. Another one, in which the
-//! router is nested, would wait for an open stream before it ends: there a stream shows the screen
-//! once, and tells the page when to ask again. No request is kept open.
+//! Our own [server](crate::server) closes open streams when it ends. Another server in which the
+//! router is nested would wait for them. So there a stream shows the screen once and tells the page
+//! when to ask again, and no request is kept open.
 
 use std::convert::Infallible;
 use std::sync::Arc;

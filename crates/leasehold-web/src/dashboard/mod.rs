@@ -1,8 +1,8 @@
 //! The web dashboard: who holds what, until when, and why leases expire.
 //!
 //! A router for any axum application, under any prefix, or a server of its own. The pages are made
-//! on the server and paged by it; a page that is open is kept current by server-sent events. No
-//! files besides the binary, nothing from elsewhere.
+//! on the server and paged by it; a page that is open is kept current by server-sent events. It
+//! needs no files besides the binary, and loads nothing from other sites.
 //!
 //! ```no_run
 //! # async fn example(client: leasehold::Client) -> leasehold::Result<()> {

@@ -31,7 +31,7 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
     put!(live, "{}", tiles(asked, &seen));
     put!(live, "{}", charts(asked));
     let measured = queues::measured(asked);
-    put!(live, "{}", queues::kinds(&measured.runs));
+    put!(live, "{}", queues::kinds(&measured.runs, &seen.ledger));
     put!(live, r#"<div class="cols">"#);
     put!(
         live,

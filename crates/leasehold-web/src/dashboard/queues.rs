@@ -11,7 +11,7 @@ use super::watch::{Point, Snapshot};
 use super::words::{count, grouped, percent, rate, short};
 use crate::prometheus::{Exporter, KindRuns, Measured};
 use leasehold::hooks::clip;
-use leasehold::inspect::{self, Page, ParkedView, QueueView};
+use leasehold::inspect::{self, Ledger, Page, ParkedView, QueueView};
 use leasehold::job::{JobState, QueueName};
 
 /// Bytes of a key that are shown.
@@ -67,7 +67,7 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
         r#"<p class="note">{} As ρ comes near 1, the wait grows without bound: add slots, or make jobs shorter. Wait is by Little’s law: jobs in line ÷ leases granted per second.</p>"#,
         load
     );
-    put!(live, "{}", kinds(&measured.runs));
+    put!(live, "{}", kinds(&measured.runs, &seen.ledger));
     Ok(Shown::new("Queues", Html::new(), live))
 }
 
@@ -75,10 +75,15 @@ pub(super) async fn show(asked: &Asked) -> Result<Shown, Trouble> {
 const KINDS: usize = 20;
 
 /// What failed by kind, as the workers of this process counted it. The store counts by queue only.
-pub(super) fn kinds(runs: &[KindRuns]) -> Html {
+pub(super) fn kinds(runs: &[KindRuns], ledger: &Ledger) -> Html {
     let mut failing: Vec<&KindRuns> = runs.iter().filter(|runs| runs.failed > 0).collect();
     if failing.is_empty() {
-        return Html::new();
+        if ledger.failed() == 0 || !runs.is_empty() {
+            return Html::new();
+        }
+        return html!(
+            r#"<p class="note">Only workers know which kinds fail: their own dashboards show it, and their /metrics as leasehold_leases_released_total.</p>"#
+        );
     }
     failing.sort_by(|a, b| b.failed_share().total_cmp(&a.failed_share()));
     let mut html = html!(
@@ -311,4 +316,29 @@ fn slots(mean: f64) -> String {
         return format!("{mean:.1}");
     }
     grouped(mean.round() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_cannot_tell_the_kinds_that_fail_says_who_can() {
+        let mut ledger = Ledger::default();
+        assert!(kinds(&[], &ledger).into_string().is_empty());
+        ledger.retried = 3;
+        let elsewhere = kinds(&[], &ledger).into_string();
+        assert!(elsewhere.contains("Only workers know"), "{elsewhere}");
+        let mut runs = [KindRuns {
+            queue: "billing".into(),
+            kind: "charge".into(),
+            completed: 1,
+            failed: 3,
+        }];
+        let here = kinds(&runs, &ledger).into_string();
+        assert!(here.contains("charge") && here.contains("75 %"), "{here}");
+        // Others have failed, and not here.
+        runs[0].failed = 0;
+        assert!(kinds(&runs, &ledger).into_string().is_empty());
+    }
 }

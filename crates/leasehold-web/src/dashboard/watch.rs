@@ -1,7 +1,8 @@
 //! The last hour, sampled: what the charts and rates are made of.
 //!
-//! The ledger says how many; only somebody who looks again and again can say how fast. One question
-//! per refresh, whoever looks; the ring is bounded, and gone with the process.
+//! The ledger has totals; a rate takes repeated samples. The store is asked once per refresh,
+//! however many pages are open. The number of samples is bounded, and they are lost with the
+//! process.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use leasehold::Client;
+use leasehold_support::machine;
 
 use crate::dashboard::http::{Events, LONG, get, send};
 use crate::dashboard::scene::job;
@@ -85,6 +86,19 @@ async fn it_serves_the_dashboard_and_the_ledger_under_a_prefix() {
 
 #[tokio::test]
 async fn it_ends_when_a_supervisor_says_so() {
+    machine::judged(|| async {
+        let took = ended().await;
+        // At once; the rest is for a busy machine.
+        if took >= Duration::from_secs(5) {
+            return Err(format!("{took:?}"));
+        }
+        Ok(())
+    })
+    .await;
+}
+
+/// How long it takes to end when it is told to, with a page open.
+async fn ended() -> Duration {
     let (_dir, url) = store().await;
     let (mut serving, at, _) = serve(&[&url], "");
     assert_eq!(get(at, "/").await.status, 200);
@@ -106,9 +120,7 @@ async fn it_ends_when_a_supervisor_says_so() {
         .await
         .expect("still there");
     assert_eq!(status.code(), Some(0), "{status}");
-    // At once; the rest is for a busy machine.
-    let took = begun.elapsed();
-    assert!(took < Duration::from_secs(5), "{took:?}");
+    begun.elapsed()
 }
 
 #[tokio::test]

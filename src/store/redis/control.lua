@@ -30,7 +30,9 @@ local function walk(cursor, visit)
   by_deadline(since, NEVER, function(gid, till)
     local base = (read('>I8', gid))
     if till == since and base <= after then return true end
-    if seen == HEADS or (base <= limit and visit(held(gid)) == false) then
+    -- A grant that was lost ends by its deadline.
+    local g = base <= limit and held(gid)
+    if seen == HEADS or (g and visit(g) == false) then
       more_left = told()
       return false
     end
@@ -65,7 +67,7 @@ local function first_ready(most)
   end
   if #jobs < most then
     for _, member in ipairs(call('ZRANGE', K.park, 0, most - #jobs - 1)) do
-      jobs[#jobs + 1] = { id = sub(member, -16) }
+      jobs[#jobs + 1] = { id = sub(member, -16), stands = 'p' .. sub(member, -24, -17) }
     end
   end
   return jobs
@@ -94,15 +96,17 @@ local function selected(select, cursor)
   end
   local stay = (read('<I8', cursor))
   local members = call('ZRANGE', state == 's' and K.due or K[state], stay, stay + most - 1)
-  for n, member in ipairs(members) do jobs[n] = { id = sub(member, 9) } end
+  for n, member in ipairs(members) do
+    jobs[n] = { id = sub(member, 9), stands = state .. sub(member, 1, 8) }
+  end
   return jobs, #jobs == most and cursor
 end
 -- Where a selected job stands now: its state, and what JOBS says of it.
 local function standing(job)
   if job.g then return 'l' end
   local stands = call('HGET', K.jobs, job.id)
-  -- What was lost is as good as settled.
-  if not stands then return 'c' end
+  -- What was lost is as good as settled; another job may have come under its id.
+  if not stands or (job.stands and sub(stands, 1, 9) ~= job.stands) then return 'c' end
   local state = sub(stands, 1, 1)
   if state == 'l' then
     job.g, job.at = held(sub(stands, 2, 9)), (read('<I2', stands, 10))
@@ -182,7 +186,6 @@ local function revoke_all(by, who, cursor)
     return nil
   end
   return walk(cursor, function(g)
-    if not g then return true end
     terms(g)
     if (by == 'o' and g.owner or g.task) ~= who then return true end
     for at = 0, g.count - 1 do

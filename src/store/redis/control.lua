@@ -3,7 +3,7 @@
 -- out  [u64 done][u64 skipped], [u32 n] n × [16 job][16 holder], [u32 n] n × [u64 token],
 --      [u8 more][24 cursor]
 -- why  one partition's share of a command; `audit.lua` has put it on record
-local CONTROL_READS = { 'layout', 'paused', 'relaxed', 'last' }
+local CONTROL_READS = { 'layout', 'paused', 'relaxed', 'last', 'floor' }
 local done, skipped, duplicates, tokens
 
 -- Goes through the live grants that were given before the command began, in steps: by token if they
@@ -211,6 +211,9 @@ local function control()
     set('relaxed', byte(about))
     done = 1
   elseif command == 'X' then
+    -- Made again while the clock is behind, it would begin below tokens that it has given. As
+    -- clock_behind() of src/rules/issue.rs.
+    if (M.last > M.floor + LEAD and M.last or M.floor) > now + LEAD then return reply(AHEAD) end
     -- Only the memory of its sessions is left of a partition without jobs.
     if call('HLEN', K.jobs) + call('ZCARD', K.ends) == 0 then
       for _, part in ipairs(PARTS) do call('DEL', K[part]) end

@@ -597,6 +597,53 @@ async fn a_partition_that_is_not_there_is_in_nobodys_way() {
     }
 }
 
+/// One process removes a queue and makes it again; others know it as it was.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_queue_made_again_with_other_partitions_is_met_anew() {
+    for (before, after) in [(4, 2), (2, 4)] {
+        let server = Standalone::start(&[]);
+        let partitions = |pattern: &str| {
+            let keys: Vec<String> = server.server.tell(&["KEYS", pattern]);
+            keys.len()
+        };
+        driver(options(&server, "a").partitions(before))
+            .await
+            .enqueue_many(50)
+            .await;
+        let old = driver(options(&server, "a")).await;
+        let held = old.claim(100).await;
+        assert_eq!(held.len(), 50);
+        for held in held {
+            old.settled(&held, complete()).await;
+        }
+        // Sessions of processes that know it, and have not yet called.
+        let enqueues = old.other().await;
+        let claims = driver(options(&server, "a")).await;
+        let new = driver(options(&server, "a").partitions(after)).await;
+        let removed = new.control(ControlCommand::Remove(queue())).await;
+        assert_eq!(removed.done, 1);
+        let listed: u64 = server.server.tell(&["HLEN", "{a}:queues"]);
+        assert_eq!(listed, 0, "it is on the list");
+        new.enqueue_many(50).await;
+        assert_eq!(partitions("{a:default:*}:jobs"), usize::from(after));
+
+        let refused = enqueues.try_enqueue(vec![job(); 50]).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::SessionLost, "{refused}");
+        assert!(refused.to_string().contains("made again"), "{refused}");
+        let request = claims.claim_request(100);
+        for _ in 0..2 {
+            let refused = claims.store().claim(request.clone()).await;
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::SessionLost);
+        }
+
+        let old = old.other().await;
+        old.enqueue_many(50).await;
+        assert_eq!(partitions("{a:default:*}:jobs"), usize::from(after));
+        assert_eq!(new.claim(200).await.len(), 100);
+    }
+}
+
 /// Claims of a lane take turns at the partitions, and so do those of neighbouring lanes: none is
 /// always the last to be asked.
 #[tokio::test]

@@ -390,9 +390,11 @@ impl Store for RedisStore {
 
     async fn open_session(&self) -> Result<SessionId> {
         let opened = async {
-            // A namespace of another layout is refused before anything is done in it.
+            // A namespace of another layout is refused before anything is done in it, and so is a
+            // user with too few rights: a function that may not run one of its commands stops
+            // half-way, and what it has written stays.
             self.all_queues().await?;
-            self.now().await
+            self.check_rights().await
         };
         let now = opened.await.map_err(at(Verb::Open))?;
         Ok(self.shared.sessions.open(now))

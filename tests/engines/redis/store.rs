@@ -11,7 +11,7 @@ use leasehold::inspect::{self, Ledger};
 use leasehold::job::{JobState, Namespace, QueueName};
 use leasehold::store::{
     Checkpointed, ClaimQueue, ControlCommand, Enqueued, LeaseSelect, Outcome, RedisOptions,
-    RedisStore, Renewal, Select,
+    RedisStore, Renewal, Select, acl_rule,
 };
 use leasehold::{Client, ErrorKind, FencingToken, JobId, Store};
 use leasehold_conformance::{Driver, Held, ManualFixture, TERM, job, queue};
@@ -475,6 +475,42 @@ async fn namespaces_share_nothing() {
         let known = ["{a:", "{a}", "{a.b:", "{a.b}"];
         assert!(known.iter().any(|tag| key.starts_with(tag)), "{key}");
     }
+}
+
+/// The server does not undo what a function did before a command that its user may not run.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_user_with_too_few_rights_opens_no_session_and_writes_nothing() {
+    let namespace = Namespace::new("a").unwrap();
+    let server = Standalone::with_acl(&acl_rule(&namespace));
+    let rules = |rules: &[&str]| {
+        let words = [&["ACL", "SETUSER", "app"], rules].concat();
+        server.server.tell::<()>(&words);
+    };
+    rules(&["-rpush", "-zadd"]);
+    let store = RedisStore::open(options(&server, "a")).unwrap();
+    let refused = store.open_session().await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Denied, "{refused}");
+    assert!(refused.to_string().contains("rpush, zadd"), "{refused}");
+    let client = Client::new(Arc::new(store));
+    let refused = client.enqueue_many(vec![job()]).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Denied, "{refused}");
+    let keys: Vec<String> = server.server.tell(&["KEYS", "*"]);
+    assert!(keys.is_empty(), "{keys:?}");
+
+    // What only a cluster, a sentinel or a listener needs may be missing, and so may other queues.
+    rules(&[
+        "+rpush",
+        "+zadd",
+        "-asking",
+        "-cluster|slots",
+        "-role",
+        "-readonly",
+        "-select",
+    ]);
+    rules(&["-subscribe", "resetkeys", "~{a}:*", "~{a:default:*"]);
+    let d = driver(options(&server, "a")).await;
+    d.settled(&d.held(job()).await, complete()).await;
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! The real stores, on the world's clock: memory, SQLite without its writer's thread, and PostgreSQL
-//! and Redis with their servers.
+//! The real stores, on the world's clock: memory, SQLite without its writer's thread, and
+//! PostgreSQL and Redis with their servers.
 
 use std::sync::Arc;
 

@@ -29,7 +29,7 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn new(seed: u64) -> Self {
-        // Starts the server, if nobody has yet: that throws dice, and those of the world come after.
+        // Starts the server, if nobody has yet: that throws dice, and the world's come after.
         shared();
         Self {
             namespace: format!("world-{}", WORLDS.fetch_add(1, Ordering::Relaxed)),

@@ -464,8 +464,8 @@ fn unescaped(text: &str) -> String {
     String::from_utf8_lossy(&found).into_owned()
 }
 
-/// The Lua files that are part of one of the scripts, by how their first line begins: in all of them
-/// names have been replaced by numbers.
+/// The Lua files that are part of one of the scripts, by how their first line begins: in all of
+/// them names have been replaced by numbers.
 fn lua_in(root: &str, scripts: &[String]) -> Vec<String> {
     let lua = files(root, ".lua").into_iter().filter(|(_, text)| {
         let words: Vec<&str> = text.split_whitespace().take(5).collect();

@@ -1,6 +1,7 @@
 -- remove: delete a queue that has no jobs.
 -- in   its name, who asks and why
--- out  {"done"}, or {"left": the counts of the queue} or {"ahead": microseconds}: then nothing was done
+-- out  {"done"}; or {"left": the counts of the queue} or {"ahead": microseconds}, and nothing was
+--      done
 -- why  whoever puts jobs into a queue holds a lock of one of its epochs: who has both is alone, and
 --      whoever comes later finds that the queue is gone (enter_1)
 

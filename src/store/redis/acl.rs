@@ -5,8 +5,9 @@ use crate::clock::Timestamp;
 use crate::error::{Error, ErrorKind, Result};
 use crate::job::Namespace;
 
-/// What the functions and the store send, and nothing else. `role` is for Sentinel; `cluster|slots`,
-/// `asking` and `readonly` are for a cluster; `select` is for a database other than 0.
+/// What the functions and the store send, and nothing else. `role` is for Sentinel,
+/// `cluster|slots`, `asking` and `readonly` are for a cluster, `select` is for a database other
+/// than 0.
 pub(crate) const COMMANDS: &[&str] = &[
     "asking",
     "cluster|slots",

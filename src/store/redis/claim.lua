@@ -14,8 +14,8 @@ local function is_marked(line) return floor(M.lines / 2 ^ line) % 2 == 1 end
 -- weight, the number of suspects, whether claimable jobs stayed, and whether it stopped because no
 -- step passes by more of what commands left behind than about STALE.
 local STALE = 800
--- Drops what is stale among the first stubs of a line: few jobs may be wanted, and a look at one stub
--- costs as much as a look at many. Returns how many.
+-- Drops what is stale among the first stubs of a line: few jobs may be wanted, and a look at one
+-- stub costs as much as a look at many. Returns how many.
 local function drop_stale(key, first)
   local stubs, ids, stale = call('LRANGE', key, 0, first - 1), {}, 0
   if #stubs == 0 then return 0 end

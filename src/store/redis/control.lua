@@ -65,9 +65,15 @@ local function first_ready(most)
       add('stale', -min(stale, field('stale')))
     end
   end
-  if #jobs < most then
-    for _, member in ipairs(call('ZRANGE', K.park, 0, most - #jobs - 1)) do
-      jobs[#jobs + 1] = { id = sub(member, -16), stands = 'p' .. sub(member, -24, -17) }
+  local from = 0
+  while #jobs < most do
+    local members = call('ZRANGE', K.park, from, from + most - #jobs - 1)
+    if #members == 0 then break end
+    from = from + #members
+    for _, member in ipairs(members) do
+      local id = sub(member, -16)
+      -- What is done to the job before it may put it in line.
+      if is_at(call('HGET', K.jobs, id), 'p', member) then jobs[#jobs + 1] = { id = id } end
     end
   end
   return jobs

@@ -35,7 +35,8 @@ local function put_front(jobs)
   for at = #jobs, 1, -1 do put('LPUSH', jobs[at].rec) end
 end
 
--- Whether JOBS has a job where a member of PARK says that it is; another may have come under its id.
+-- Whether JOBS has a job where a member of a set says that it is: a job may have come under the id
+-- of a lost one.
 local function is_at(stands, state, member)
   return stands and sub(stands, 1, 9) == state .. sub(member, -24, -17)
 end

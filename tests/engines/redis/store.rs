@@ -636,7 +636,7 @@ async fn a_partition_that_is_not_there_is_in_nobodys_way() {
 /// One process removes a queue and makes it again; others know it as it was.
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
-async fn a_queue_made_again_with_other_partitions_is_met_anew() {
+async fn a_queue_made_again_with_other_partitions_is_noticed() {
     for (before, after) in [(4, 2), (2, 4)] {
         let server = Standalone::start(&[]);
         let partitions = |pattern: &str| {

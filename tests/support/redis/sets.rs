@@ -200,7 +200,8 @@ impl Cluster {
         format!("redis+cluster://{}", hosts.join(","))
     }
 
-    /// Moves the slot of this key to another node, key by key, as `redis-cli --cluster reshard` does.
+    /// Moves the slot of this key to another node, key by key, as `redis-cli --cluster reshard`
+    /// does.
     pub fn move_slot(&self, key: &str, from: usize, to: usize) {
         let (source, target) = (&self.nodes[from], &self.nodes[to]);
         let slot = source.tell::<u16>(&["CLUSTER", "KEYSLOT", key]).to_string();

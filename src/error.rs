@@ -92,7 +92,8 @@ pub enum ErrorKind {
     /// The store has no room left: disk or memory.
     Full,
     /// The issuer's tokens have run too far ahead of its clock. They fit again a moment later, or,
-    /// after the clock of a strict store was set back, once it has caught up.
+    /// after the clock of a strict store was set back, once it has caught up. A queue cannot be
+    /// removed while its clock is behind.
     TokensAhead,
     /// The request's session is not open (idle too long, store restored), or its sequence number
     /// was overtaken. Nothing was applied by *this* call; an earlier copy of it may have been.

@@ -23,8 +23,9 @@ do
     return types[key]
   end
   local function cannot_count(stored, by)
-    if stored and not string.match(stored, '^-?%d+$') then
-      return 'its value is no whole number'
+    -- As the server reads numbers: it counts neither on `007` nor on `-0`.
+    if stored and stored ~= '0' and not string.match(stored, '^-?[1-9]%d*$') then
+      return 'its value is no whole number as the server writes them'
     end
     local before, more = tonumber(stored or '0'), tonumber(by)
     if math.abs(before) > LARGEST or math.abs(more) > LARGEST then

@@ -10,8 +10,8 @@ use leasehold::job::{JobState, Namespace};
 use leasehold::lease::Verdict;
 use leasehold::store::MemoryStore;
 use leasehold::store::{
-    Checkpoint, Checkpointed, ControlCommand, LeaseSelect, RedisOptions, RedisStore, RequestId,
-    Select, acl_rule,
+    Checkpoint, Checkpointed, ControlCommand, LeaseSelect, Outcome, RedisOptions, RedisStore,
+    RequestId, Select, acl_rule,
 };
 use leasehold::{Client, Context, Error, ErrorKind, Failure, NewJob, Result};
 use leasehold_conformance::{Driver, Held, ManualFixture, TERM, job, queue};
@@ -302,6 +302,108 @@ async fn a_checkpoint_is_saved_with_its_commands_or_neither_is() {
     assert_eq!(text(&server.server, &n).as_deref(), Some("2"));
     assert_eq!(save(&new, d.request(), 1, count()).await.unwrap(), SAVED);
     assert_eq!(text(&server.server, &n).as_deref(), Some("3"));
+}
+
+/// Values that only look like numbers, and keys of every type: what the script lets through, the
+/// server carries out. A command that failed half-way would leave the ones before it behind.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_step_is_done_as_a_whole_or_not_at_all() {
+    let server = Standalone::start(&[]);
+    let tell = |words: &[&str]| server.server.tell::<redis::Value>(words);
+    let (store, d) = driven(server.url()).await;
+    let key = |name: &str| store.data_key(&queue(), 0, name);
+    let (list, n, h) = (key("list"), key("n"), key("h"));
+    let numbers = ["0", "-1", "41", "4503599627370496"];
+    let others = [
+        "007",
+        "-0",
+        "00",
+        "+1",
+        "",
+        " 1",
+        "1 ",
+        "1.0",
+        "1e3",
+        "0x10",
+        "-",
+        "4503599627370497",
+        "9223372036854775807",
+        "-9223372036854775808",
+        "1\0",
+    ];
+    let run = async |commands: &dyn Fn(Commands) -> Commands| {
+        tell(&["DEL", &list]);
+        let held = d.held(job()).await;
+        let step = commands(Commands::new().lpush(&list, "x"));
+        let completed = complete(&store, d.request(), &held, step).await;
+        let pushed: u64 = server.server.tell(&["LLEN", &list]);
+        match completed {
+            Ok(verdict) => {
+                assert!(verdict.is_held());
+                assert_eq!(pushed, 1);
+                true
+            }
+            Err(error) => {
+                assert_eq!(error.field(), Some("commands"), "{error}");
+                assert_eq!(pushed, 0, "{error}");
+                d.settled(&held, Outcome::Complete { result: None }).await;
+                false
+            }
+        }
+    };
+    let all = numbers.iter().map(|value| (*value, true));
+    for (value, is_number) in all.chain(others.iter().map(|value| (*value, false))) {
+        for by in [1, -1, i64::MAX, i64::MIN] {
+            let is_fine = is_number && by.unsigned_abs() == 1;
+            tell(&["SET", &n, value]);
+            assert_eq!(run(&|c| c.incr_by(&n, by)).await, is_fine, "{value:?} {by}");
+            tell(&["HSET", &h, "f", value]);
+            let counted = run(&|c| c.hincr_by(&h, "f", by)).await;
+            assert_eq!(counted, is_fine, "{value:?} {by} in a hash");
+        }
+    }
+    // Each command on a key of each type, and on none.
+    let made: [(&str, &[&str]); 6] = [
+        ("none", &["DEL", "k"]),
+        ("string", &["SET", "k", "1"]),
+        ("hash", &["HSET", "k", "f", "1"]),
+        ("list", &["RPUSH", "k", "1"]),
+        ("set", &["SADD", "k", "1"]),
+        ("zset", &["ZADD", "k", "1", "1"]),
+    ];
+    type Write = (&'static str, fn(Commands, &str) -> Commands);
+    let writes: [Write; 12] = [
+        ("any", |c, k| c.set(k, "v")),
+        ("any", |c, k| c.del(k)),
+        ("any", |c, k| c.expire(k, Duration::MAX)),
+        ("string", |c, k| c.incr_by(k, 1)),
+        ("hash", |c, k| c.hset(k, "f", "v")),
+        ("hash", |c, k| c.hdel(k, "f").hset(k, "f", "v")),
+        ("hash", |c, k| c.hincr_by(k, "f", 1)),
+        ("list", |c, k| c.rpush(k, "v")),
+        ("set", |c, k| c.sadd(k, "v").srem(k, "v")),
+        ("set", |c, k| c.srem(k, "1").sadd(k, "1")),
+        ("zset", |c, k| c.zadd(k, i64::MAX, "v")),
+        ("zset", |c, k| c.zrem(k, "1").zadd(k, 1, "1")),
+    ];
+    let k = key("k");
+    for (kind, make) in made {
+        for (at, (wants, write)) in writes.iter().enumerate() {
+            tell(&["DEL", &k]);
+            let words: Vec<&str> = make
+                .iter()
+                .map(|word| if *word == "k" { &*k } else { word })
+                .collect();
+            tell(&words);
+            let is_fine = kind == "none" || *wants == "any" || *wants == kind;
+            assert_eq!(
+                run(&|c| write(c, &k)).await,
+                is_fine,
+                "write {at} on a {kind}"
+            );
+        }
+    }
 }
 
 /// What is said of the lease, what is counted, and what a repeat gets.

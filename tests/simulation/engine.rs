@@ -1,5 +1,5 @@
 //! The real stores, on the world's clock: memory, SQLite without its writer's thread, and
-//! PostgreSQL with its server.
+//! PostgreSQL and Redis with their servers.
 
 use std::sync::Arc;
 
@@ -8,6 +8,7 @@ use leasehold::store::MemoryStore;
 
 use crate::database::Database;
 use crate::net::StoreClock;
+use crate::server::Server;
 
 /// Which store code runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,6 +16,7 @@ pub(crate) enum Engine {
     Memory,
     Sqlite,
     Postgres,
+    Redis,
 }
 
 /// Where a store's state is between two starts of it.
@@ -23,6 +25,7 @@ pub(crate) enum Disk {
     Memory(Option<Arc<dyn Store>>),
     File(tempfile::TempDir),
     Database(Database),
+    Server(Server),
 }
 
 impl Disk {
@@ -39,6 +42,7 @@ impl Disk {
                 Self::File(dir.expect("a directory"))
             }
             Engine::Postgres => Self::Database(Database::new(seed)),
+            Engine::Redis => Self::Server(Server::new(seed)),
         }
     }
 
@@ -60,6 +64,7 @@ impl Disk {
                 Arc::new(store.expect("the file opens"))
             }
             Self::Database(database) => database.open(clock),
+            Self::Server(server) => server.open(clock),
         }
     }
 
@@ -69,6 +74,7 @@ impl Disk {
             Self::Memory(_) => {}
             Self::File(dir) => copy(dir.path(), "jobs.db", "kept.db"),
             Self::Database(database) => database.keep(),
+            Self::Server(server) => server.keep(),
         }
     }
 
@@ -78,6 +84,7 @@ impl Disk {
             Self::Memory(kept) => *kept = None,
             Self::File(dir) => copy(dir.path(), "kept.db", "jobs.db"),
             Self::Database(database) => database.roll_back(),
+            Self::Server(server) => server.roll_back(),
         }
     }
 }

@@ -22,7 +22,9 @@ mod oversee;
 mod plan;
 use leasehold_support::postgres as postgres_server;
 mod program;
+use leasehold_support::redis as redis_server;
 mod resource;
+mod server;
 mod trace;
 mod world;
 
@@ -95,6 +97,7 @@ impl FromStr for Case {
             Some("memory") => Engine::Memory,
             Some("sqlite") => Engine::Sqlite,
             Some("postgres") => Engine::Postgres,
+            Some("redis") => Engine::Redis,
             _ => return Err(wrong()),
         };
         let seed = parts.next().and_then(|seed| seed.parse().ok());
@@ -214,6 +217,20 @@ fn after_the_troubles_the_backlog_drains_on_postgres() {
     sweep(Goal::Liveness, Engine::Postgres, &seeds(spread(24), 1_000));
 }
 
+#[test]
+#[ignore = "needs redis-server: ./tests/run"]
+fn nothing_forbidden_happens_on_redis() {
+    let daily = spread(60).chain(refusing(4));
+    let seen = sweep(Goal::Safety, Engine::Redis, &seeds(daily, 2_000));
+    assert_eq!(seen.missing(), Vec::<&str>::new(), "the tables do not bite");
+}
+
+#[test]
+#[ignore = "needs redis-server: ./tests/run"]
+fn after_the_troubles_the_backlog_drains_on_redis() {
+    sweep(Goal::Liveness, Engine::Redis, &seeds(spread(24), 1_000));
+}
+
 /// Whether a run for safety with a protection off breaks the rule that the protection stands for.
 fn is_caught(variant: Variant, engine: Engine, seed: u64) -> bool {
     let case = Case {
@@ -238,16 +255,26 @@ fn broken_variants_are_caught_within_a_thousand_seeds() {
 }
 
 /// What catches a protection that is off does so here, too. Where to look is known from memory.
-#[test]
-#[ignore = "needs postgresql: ./tests/run"]
-fn broken_variants_are_caught_on_postgres() {
+fn assert_broken_variants_are_caught(engine: Engine) {
     for variant in Variant::UNSAFE {
         let mut known = (1..=1_000).filter(|seed| is_caught(variant, Engine::Memory, *seed));
-        let caught = known.find(|seed| is_caught(variant, Engine::Postgres, *seed));
+        let caught = known.find(|seed| is_caught(variant, engine, *seed));
         let rules = variant.caught_by();
         let seed = caught.unwrap_or_else(|| panic!("{variant:?} was not caught by {rules:?}"));
         println!("{variant:?}: caught by seed {seed}");
     }
+}
+
+#[test]
+#[ignore = "needs postgresql: ./tests/run"]
+fn broken_variants_are_caught_on_postgres() {
+    assert_broken_variants_are_caught(Engine::Postgres);
+}
+
+#[test]
+#[ignore = "needs redis-server: ./tests/run"]
+fn broken_variants_are_caught_on_redis() {
+    assert_broken_variants_are_caught(Engine::Redis);
 }
 
 #[test]

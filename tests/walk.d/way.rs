@@ -464,11 +464,14 @@ fn unescaped(text: &str) -> String {
     String::from_utf8_lossy(&found).into_owned()
 }
 
-/// The Lua files that are part of one of the scripts.
+/// The Lua files that are part of one of the scripts, by how their first line begins: in all of
+/// them names have been replaced by numbers.
 fn lua_in(root: &str, scripts: &[String]) -> Vec<String> {
     let lua = files(root, ".lua").into_iter().filter(|(_, text)| {
-        let text = text.trim();
-        scripts.iter().any(|script| script.contains(text))
+        let words: Vec<&str> = text.split_whitespace().take(5).collect();
+        let begins = words.join(" ");
+        let is_part = |script: &String| script.lines().any(|line| line.starts_with(&begins));
+        scripts.iter().any(is_part)
     });
     lua.map(|(file, _)| file).collect()
 }

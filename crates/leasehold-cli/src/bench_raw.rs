@@ -14,7 +14,7 @@ use super::bench_run::{BATCH, Bare, Count, Numbered, Tally, gathered, rate};
 use leasehold::hooks::List;
 use leasehold::hooks::Table;
 use leasehold::hooks::monotonic;
-use leasehold::job::Namespace;
+use leasehold::job::{Namespace, QueueName};
 
 /// Jobs a second.
 pub(super) struct Rates {
@@ -130,7 +130,7 @@ pub(super) async fn redis(
     jobs: usize,
     payload: usize,
 ) -> Result<Rates, Trouble> {
-    let list = Arc::new(List::open(url, namespace)?);
+    let list = Arc::new(List::open(url, namespace, &QueueName::default())?);
     let next = Arc::new(AtomicUsize::new(0));
     let mut callers = JoinSet::new();
     let began = monotonic();

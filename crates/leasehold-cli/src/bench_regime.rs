@@ -15,7 +15,7 @@ use super::{Trouble, out, scratch};
 use leasehold::Client;
 use leasehold::clock::{Clock as _, SystemClock};
 use leasehold::hooks::{List, ProcessStat, ServerLoad, Table, monotonic};
-use leasehold::job::Job as _;
+use leasehold::job::{Job as _, QueueName};
 
 /// How long the workers are watched before the first job comes.
 const IDLE: Duration = Duration::from_secs(5);
@@ -109,7 +109,10 @@ enum Meter {
 impl Meter {
     async fn of(target: &Target) -> Result<Self, Trouble> {
         Ok(match target {
-            Target::Redis { url, namespace } => Self::Redis(List::open(url, namespace)?),
+            Target::Redis { url, namespace } => {
+                let queue = QueueName::new(Stamped::QUEUE)?;
+                Self::Redis(List::open(url, namespace, &queue)?)
+            }
             Target::Postgres { url } => Self::Postgres(Table::create(url).await?),
             Target::Memory | Target::Sqlite { .. } => Self::None,
         })

@@ -88,6 +88,40 @@ pub async fn an_empty_queue_is_removed(d: &Driver) {
     assert!(d.ledger().await.balances());
 }
 
+/// A queue that is removed while the clock is behind its tokens, and made again, gives none of them
+/// again. A store that would forget them refuses.
+pub async fn a_queue_removed_by_a_clock_set_back_gives_no_token_twice(d: &Driver) {
+    let hours = secs(7_200);
+    let remove = || ControlCommand::Remove(queue());
+    d.settled(&d.held(job()).await, complete()).await;
+    d.advance(hours).await;
+    // A session does not outlive such a jump.
+    let ahead = d.other().await;
+    let first = ahead.held(job()).await;
+    ahead.settled(&first, complete()).await;
+
+    d.set_back(hours).await;
+    let behind = d.other().await;
+    let request = behind.control_request(remove());
+    match behind.store().control(request).await {
+        Ok(removed) => assert_eq!(removed, done(1, 0)),
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::TokensAhead, "{error}");
+            assert_eq!(behind.queue().await.ledger.granted, 2, "it is there");
+        }
+    }
+    let second = behind.held(job()).await;
+    assert!(second.token() > first.token(), "given before");
+    behind.settled(&second, complete()).await;
+
+    // Once it has caught up, nobody refuses.
+    d.advance(hours + secs(1)).await;
+    let caught_up = d.other().await;
+    assert_eq!(caught_up.control(remove()).await, done(1, 0));
+    let third = caught_up.held(job()).await;
+    assert!(third.token() > second.token(), "given before");
+}
+
 /// Every command leaves a record: who, when, why, what.
 pub async fn every_command_is_on_record(d: &Driver) {
     let held = d.held(job()).await;

@@ -210,6 +210,7 @@ macro_rules! __conformance_cases {
             control {
                 every_command_is_on_record
                 an_empty_queue_is_removed
+                a_queue_removed_by_a_clock_set_back_gives_no_token_twice
                 a_command_in_vain_is_on_record
                 anonymous_commands_are_refused
                 zero_bytes_are_refused

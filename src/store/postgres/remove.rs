@@ -10,6 +10,7 @@ use super::tx::{Named, Tx, args, plain};
 use crate::inspect::Counts;
 use crate::job::QueueName;
 use crate::limits::REASON_BYTES;
+use crate::rules::issue::forgets_tokens;
 use crate::store::call::check_empty;
 use crate::store::{ControlRequest, Controlled};
 
@@ -17,6 +18,7 @@ use crate::store::{ControlRequest, Controlled};
 struct Removed {
     done: u64,
     left: Option<Vec<u64>>,
+    ahead: Option<u64>,
 }
 
 impl<C: GenericClient + Sync> Tx<'_, C> {
@@ -45,6 +47,9 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
                 cancelled: count(Count::Cancelled),
             };
             check_empty(queue, &counts).map_err(Fault::Refused)?;
+        }
+        if answer.ahead.is_some() {
+            return Err(Fault::Refused(forgets_tokens()));
         }
         Ok(Controlled {
             done: answer.done,

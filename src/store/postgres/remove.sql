@@ -1,6 +1,7 @@
 -- remove: delete a queue that has no jobs.
 -- in   its name, who asks and why
--- out  {"done"}, or {"left": the counts of the queue}: then nothing was done
+-- out  {"done"}; or {"left": the counts of the queue} or {"ahead": microseconds}, and nothing was
+--      done
 -- why  whoever puts jobs into a queue holds a lock of one of its epochs: who has both is alone, and
 --      whoever comes later finds that the queue is gone (enter_1)
 
@@ -13,6 +14,7 @@ DECLARE
     class  constant integer := 'leasehold.queue'::regclass::oid::integer;
     first  record;
     of_    integer;
+    ahead  bigint;
     answer jsonb;
     done   bigint := 0;
 BEGIN
@@ -26,6 +28,11 @@ BEGIN
         PERFORM pg_advisory_xact_lock(class, of_ * 2), pg_advisory_xact_lock(class, of_ * 2 + 1);
         IF EXISTS (SELECT FROM leasehold.job j WHERE j.queue = of_) THEN
             RETURN jsonb_build_object('done', 0, 'left', leasehold.counts_1(of_));
+        END IF;
+        -- Made again it would begin LEAD above the clock, and so below tokens that it has given.
+        ahead := leasehold.behind_1(h, 0, leasehold.clock_1(by_hand)) FROM leasehold.head_1(of_) h;
+        IF ahead IS NOT NULL THEN
+            RETURN jsonb_build_object('done', 0, 'ahead', ahead);
         END IF;
         DELETE FROM leasehold.unique_key k WHERE k.queue = of_;
         DELETE FROM leasehold.exclusive_key k WHERE k.queue = of_;

@@ -1,10 +1,13 @@
 //! The least that a user of this store needs to be allowed.
 
+use super::RedisStore;
+use crate::clock::Timestamp;
+use crate::error::{Error, ErrorKind, Result};
 use crate::job::Namespace;
 
 /// What the functions and the store send, and nothing else. `role` is for Sentinel,
-/// `cluster|slots`,
-/// `asking` and `readonly` for a cluster, `select` for a database other than 0.
+/// `cluster|slots`, `asking` and `readonly` are for a cluster, `select` is for a database other
+/// than 0.
 pub(crate) const COMMANDS: &[&str] = &[
     "asking",
     "cluster|slots",
@@ -48,6 +51,66 @@ pub(crate) const COMMANDS: &[&str] = &[
     "zscore",
 ];
 
+/// Of these, what is not needed on every server, or is refused before anything is written.
+const NOT_EVERYWHERE: [&str; 9] = [
+    "asking",
+    "cluster|slots",
+    "fcall",
+    "function|load",
+    "ping",
+    "readonly",
+    "role",
+    "select",
+    "subscribe",
+];
+
+/// A command as the store would send it, behind its name. With arguments too few to find the keys
+/// in, asking for the rights ends a server of version 7.0.
+fn sample(name: &str, key: &str, namespace: &Namespace) -> String {
+    let channel = format!("{namespace}:wake:0");
+    let words = name.replace('|', " ");
+    match name {
+        "asking" | "cluster|slots" | "ping" | "readonly" | "role" | "time" => {
+            format!("{name} {words}")
+        }
+        "select" => format!("{name} {words} 1"),
+        "publish" | "subscribe" => format!("{name} {words} {channel}"),
+        "fcall" => format!("{name} {words} f 1 {key}"),
+        "function|load" => format!("{name} {words} text"),
+        "del" | "exists" | "hlen" | "zpopmin" => format!("{name} {words} {key}"),
+        _ => format!("{name} {words} {key} 1 1"),
+    }
+}
+
+/// All commands as the function `rights` reads them, on this key.
+pub(super) fn samples(key: &str, namespace: &Namespace) -> String {
+    let lines = COMMANDS.iter().map(|name| sample(name, key, namespace));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+impl RedisStore {
+    /// Refuses a user who may not do what the functions do, and tells the time of the store.
+    pub(super) async fn check_rights(&self) -> Result<Timestamp> {
+        let (home, namespace) = (&self.shared.home, &self.shared.options.namespace);
+        // Users may be kept to some of the queues; all of them need the namespace's own keys.
+        let samples = samples(&format!("{}none", home.tag()), namespace);
+        let function = &self.functions().rights;
+        let mut reply = self.look(function, home, &[samples.as_bytes()]).await?;
+        let missing = String::from_utf8_lossy(&reply.body.rest()).into_owned();
+        let needed = |name: &&str| !NOT_EVERYWHERE.contains(name);
+        let missing: Vec<&str> = missing.lines().filter(needed).collect();
+        if missing.is_empty() {
+            return Ok(reply.now);
+        }
+        let why = format!(
+            "the user may not run {} on the keys and channels of namespace {namespace}; the guide has \
+             the rule for ACL SETUSER",
+            missing.join(", ")
+        );
+        Err(Error::new(ErrorKind::Denied, why))
+    }
+}
+
 /// The rule for `ACL SETUSER name on >password …`: the commands above, on the keys and channels of
 /// one namespace.
 ///
@@ -85,6 +148,15 @@ mod tests {
             }
         }
         assert!(found > 20, "{found} commands");
+    }
+
+    #[test]
+    fn the_guide_has_the_rule_as_it_is() {
+        let guide = include_str!("../../guide/redis.md");
+        let (_, rest) = guide.split_once("ACL SETUSER app on >password ").unwrap();
+        let (shown, _) = rest.split_once("```").unwrap();
+        let shown: Vec<&str> = shown.split_whitespace().collect();
+        assert_eq!(shown.join(" "), acl_rule(&Namespace::default()));
     }
 
     #[test]

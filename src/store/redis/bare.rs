@@ -8,7 +8,7 @@ use super::link::Link;
 use super::wire::garbled;
 use super::{RedisOptions, at};
 use crate::error::{Result, Verb};
-use crate::job::Namespace;
+use crate::job::{Namespace, QueueName};
 use crate::store::load::ServerLoad;
 
 /// What clients send and functions do not run. The rest may be either's, and is not counted: a
@@ -36,12 +36,14 @@ const REQUESTS: [&str; 15] = [
 pub struct List {
     link: Link,
     key: String,
+    /// A key that lies where the queue's jobs do.
+    beside: String,
 }
 
 impl List {
     /// # Errors
     /// As for opening a store; it connects at the first call.
-    pub fn open(url: &str, namespace: &Namespace) -> Result<Self> {
+    pub fn open(url: &str, namespace: &Namespace, queue: &QueueName) -> Result<Self> {
         let (address, query) = url.split_once('?').unwrap_or((url, ""));
         let ours = ["namespace=", "partitions="];
         let theirs = query
@@ -56,6 +58,7 @@ impl List {
         Ok(Self {
             link: Link::open(&options).map_err(at(Verb::Open))?,
             key: format!("{{{namespace}}}:raw"),
+            beside: format!("{{{namespace}:{queue}:0}}:none"),
         })
     }
 
@@ -83,14 +86,14 @@ impl List {
         }
     }
 
-    /// What the server that holds the list has done since it started.
+    /// What the server that has the queue's first partition has done since it started.
     ///
     /// # Errors
     /// As for any call.
     pub async fn load(&self) -> Result<ServerLoad> {
         let mut info = redis::cmd("INFO");
         info.arg("cpu").arg("commandstats");
-        let answer = self.link.run(self.key.as_bytes(), info).await;
+        let answer = self.link.run(self.beside.as_bytes(), info).await;
         let answer = answer.map_err(at(Verb::Inspect))?;
         let text: String =
             redis::from_redis_value(answer).map_err(|_| at(Verb::Inspect)(garbled()))?;

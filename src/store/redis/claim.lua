@@ -11,9 +11,22 @@ local CLAIM_READS = { 'layout', 'paused', 'last', 'floor', 'lines', 'due', 'gran
 local function is_marked(line) return floor(M.lines / 2 ^ line) % 2 == 1 end
 
 -- Takes ready jobs by (priority, place), at most one of them a suspect. Returns their records and
--- weight, the number of suspects, and whether claimable jobs stayed. No step passes by more of what
--- commands left behind than STALE.
-local STALE = 2000
+-- weight, the number of suspects, whether claimable jobs stayed, and whether it stopped because no
+-- step passes by more of what commands left behind than about STALE.
+local STALE = 800
+-- Drops what is stale among the first stubs of a line: few jobs may be wanted, and a look at one
+-- stub costs as much as a look at many. Returns how many.
+local function drop_stale(key, first)
+  local stubs, ids, stale = call('LRANGE', key, 0, first - 1), {}, 0
+  if #stubs == 0 then return 0 end
+  for at, stub in ipairs(stubs) do ids[at] = sub(stub, 9) end
+  for at, stands in ipairs(call('HMGET', K.jobs, unpack(ids))) do
+    if stands and sub(stands, 1, 9) == 'r' .. sub(stubs[at], 1, 8) then break end
+    stale = at
+  end
+  if stale > 0 then call('LPOP', key, stale) end
+  return stale
+end
 local function take_ready(most_jobs, admit, most_bytes)
   local recs, weight, suspects, stale, stayed = {}, 0, 0, 0, false
   for line = 0, LINES - 1 do
@@ -51,6 +64,8 @@ local function take_ready(most_jobs, admit, most_bytes)
         -- That was all of it: nothing went back for its weight.
         if line ~= USUAL_LINE then set('lines', M.lines - 2 ^ line) end
         break
+      elseif passed == #stubs then
+        stale = stale + drop_stale(key, min(2 * stale, 500))
       end
     end
   end
@@ -60,7 +75,7 @@ local function take_ready(most_jobs, admit, most_bytes)
     add('stale', -left)
     if stale > left then add('lost_jobs', stale - left) end
   end
-  return recs, weight, suspects, stayed
+  return recs, weight, suspects, stayed, stayed and stale > STALE
 end
 
 -- Grants leases on jobs with the same terms. Adds the grant to `given` as the answer has it, and to
@@ -187,9 +202,9 @@ local function claim()
   end
 
   local room = min(wanted, max(limit - base + 1, 0))
-  local recs, weight, suspects, stayed, given, kept = {}, 0, 0, M.paused == 1, {}, {}
+  local recs, weight, suspects, stayed, passed_by, given, kept = {}, 0, 0, M.paused == 1, false, {}, {}
   if M.paused == 0 and room > 0 then
-    recs, weight, suspects, stayed = take_ready(room, admit, most)
+    recs, weight, suspects, stayed, passed_by = take_ready(room, admit, most)
     if #recs > 0 then
       given, kept, overdue = grant_all(recs, base, { term = term, raw = term_raw, lifetime = lifetime }, nonce, overdue)
       -- What this call put in line and has taken out again is no reason to wake anybody.
@@ -198,7 +213,8 @@ local function claim()
   end
   local lies = 0
   if ARGS[5] ~= '' then
-    if #recs < wanted and weight < most then
+    -- Behind what was passed by there may be jobs, of which nobody would tell a sleeper.
+    if #recs < wanted and weight < most and not passed_by then
       lie_down(ARGS[5], admit == 1 and suspects == 0)
       lies = 1
     else

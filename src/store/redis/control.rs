@@ -105,12 +105,24 @@ impl RedisStore {
             self.nowhere(request.request).await?;
             return Ok((answer, Vec::new()));
         }
+        // An introduction puts a queue on the list whose partition is there.
+        for (partition, _) in plan.iter() {
+            let (keys, request) = (partition.keys(), request.request);
+            self.introduce(keys, &keys.session(request.session), request)
+                .await?;
+        }
         self.forget_queue(name).await?;
         let mut left = Vec::new();
         for (partition, _) in plan.iter() {
-            let (part, _) = self.control_one(request, partition, usize::MAX).await?;
-            if part.skipped > 0 {
-                left.push(partition);
+            match self.control_one(request, partition, usize::MAX).await {
+                Ok((part, _)) if part.skipped == 0 => {}
+                Ok(_) => left.push(partition),
+                Err(error) => {
+                    if let Some(listed) = &partition.keys().queue {
+                        self.write_queue(listed).await?;
+                    }
+                    return Err(error);
+                }
             }
         }
         if let Some(listed) = left

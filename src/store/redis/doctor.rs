@@ -1,20 +1,21 @@
 //! The check-up of a server: what can be lost, and what to set.
 //!
-//! Reads what the server says of itself and changes nothing. What the user may not ask is reported
-//! as unseen, never as fine.
+//! Reads what the server says of itself, and changes nothing but that it loads the function library
+//! where it is missing, as a worker's first call would. What the user may not ask is reported as
+//! unseen, never as fine.
 
 use std::time::Duration;
 
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{Cmd, FromRedisValue, Value};
 
-use super::acl::COMMANDS;
+use super::acl::samples;
 use super::dial::{Dialer, Wire};
 use super::fault::explain;
 use super::library::SERVERS;
 use super::link::is_there;
 use super::url::{Address, Host, Servers};
-use super::{RedisOptions, RedisStore};
+use super::{RedisOptions, RedisStore, Reply};
 use crate::clock::{Clock as _, SystemClock, monotonic};
 use crate::error::{Result, Verb};
 use crate::inspect::QueueView;
@@ -33,25 +34,6 @@ const SCANNED: usize = 500;
 
 /// A replica that has not been heard of for so many seconds is not a copy.
 const LAG: u64 = 10;
-
-/// A command as the store would send it, behind its name. With arguments too few to find the keys
-/// in, asking for the rights ends a server of version 7.0.
-fn sample(name: &str, namespace: &Namespace) -> String {
-    let key = format!("{{{namespace}:doctor:0}}:none");
-    let channel = format!("{namespace}:wake:0");
-    let words = name.replace('|', " ");
-    match name {
-        "asking" | "cluster|slots" | "ping" | "readonly" | "role" | "time" => {
-            format!("{name} {words}")
-        }
-        "select" => format!("{name} {words} 1"),
-        "publish" | "subscribe" => format!("{name} {words} {channel}"),
-        "fcall" => format!("{name} {words} f 1 {key}"),
-        "function|load" => format!("{name} {words} text"),
-        "del" | "exists" | "hlen" | "zpopmin" => format!("{name} {words} {key}"),
-        _ => format!("{name} {words} {key} 1 1"),
-    }
-}
 
 /// Looks at every server that takes writes.
 ///
@@ -419,6 +401,12 @@ impl Patient {
         const CHECK: &str = "rights";
         let namespace = self.namespace.clone();
         let function = &SERVERS.rights;
+        if let Some(info) = self.info("replication").await
+            && info.text("role") == "slave"
+        {
+            // It takes no library, and its primary's rights are another matter.
+            return Finding::note(CHECK, "not looked at: a replica", "ask the primary");
+        }
         let advice = "the guide has the rule for ACL SETUSER; the server must be Redis 7.0 or later, \
                       or Valkey, and take FUNCTION LOAD";
         let load = function.library().load();
@@ -428,18 +416,16 @@ impl Patient {
             let found = format!("cannot load the function library: {error}");
             return Finding::risk(CHECK, found, advice);
         }
-        let samples = COMMANDS.iter().map(|name| sample(name, &namespace));
-        let samples: Vec<Vec<u8>> = samples.map(String::into_bytes).collect();
-        let samples: Vec<&[u8]> = samples.iter().map(Vec::as_slice).collect();
         let key = format!("{{{namespace}:doctor:0}}:none");
-        let call = function.with(&[key.as_bytes()], &samples);
-        let answer = call.query_async::<String>(&mut self.connection).await;
-        let answer =
-            answer.map(|missing| missing.lines().map(str::to_owned).collect::<Vec<String>>());
-        match answer {
+        let samples = samples(&key, &namespace);
+        let call = function.with(&[key.as_bytes()], &[samples.as_bytes()]);
+        let answer = call.query_async::<Vec<u8>>(&mut self.connection).await;
+        let answer = answer.map_err(|error| explain(&error));
+        match answer.and_then(|answer| Ok(Reply::read(answer)?.body.rest())) {
             Ok(missing) if missing.is_empty() => Finding::fine(CHECK, "all that are needed"),
             Ok(missing) => {
-                let found = format!("lacks {}", missing.join(", "));
+                let missing = String::from_utf8_lossy(&missing);
+                let found = format!("lacks {}", missing.replace('\n', ", "));
                 let advice = format!(
                     "on the keys and channels of namespace {namespace}; the guide has the rule for \
                      ACL SETUSER"

@@ -79,7 +79,8 @@ impl RedisStore {
                     .request(function, keys, id, Verb::Enqueue, &[&packed])
                     .await?;
                 if reply.created {
-                    self.note_made(&partition).await?;
+                    let noted = self.note_made(&partition).await;
+                    noted.inspect_err(|error| self.shared.sessions.leave(id.session, error))?;
                 }
                 read_duplicates(&mut reply.body, places, &mut answers)?;
             }

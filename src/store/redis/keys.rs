@@ -22,7 +22,7 @@
 //! | `sleep` | sorted set | sleepers, by the end of their sleep |
 //! | `0s` `0` … `7s` `7` | lists | ready jobs by priority, suspects apart: sequence and id |
 //! | `s:` session | hash | lane → sequence number, verb and answer of its last call |
-//! | `data:` and any name | any | the users' own, changed by `complete.lua` |
+//! | `data:` and any name | any | the users' own, changed in one step with a settlement or a checkpoint (`settle.lua`, `checkpoint.lua`) |
 //!
 //! In the namespace: `queues`, a hash: queue → number of partitions and layout; `audit`, a list:
 //! the commands on record; `s:` session as above. Wake-ups are published on channels

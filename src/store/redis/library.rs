@@ -33,7 +33,6 @@ pub(super) struct Functions {
     pub(super) wait: Function,
     pub(super) open: Function,
     pub(super) audit: Function,
-    #[cfg(feature = "doctor")]
     pub(super) rights: Function,
     #[cfg(feature = "doctor")]
     pub(super) census: Function,
@@ -155,7 +154,6 @@ impl Functions {
             wait: function("wait"),
             open: function("open"),
             audit: function("audit"),
-            #[cfg(feature = "doctor")]
             rights: function("rights"),
             #[cfg(feature = "doctor")]
             census: function("census"),

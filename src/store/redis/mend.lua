@@ -125,25 +125,36 @@ register('mend', mend, { 'allow-oom' })
 
 -- orphans: what is left of jobs and keys that are gone.
 -- in   1 cursor · 2 how many, about · 3 which key to go through · 4 look or mend
--- out  [u64] how many; then the next cursor and its length
+-- out  [u64] how many [u32 bytes looked at]; then the next cursor and its length
 -- why  UNIQ has the end of a window, too; a holder that was lost is known to nobody
-local orphan = {}
+local orphan, bytes = {}, 0
+local STATE_IN = { due = 's', park = 'p', done = 'c', dead = 'd', gone = 'x' }
+-- A job that was lost may be there again under its id, in another place.
 local function is_of_lost_job(set, member, mends)
-  if call('HEXISTS', K.jobs, sub(member, -16)) == 1 then return false end
+  local stands = call('HGET', K.jobs, sub(member, -16))
+  bytes = bytes + #(stands or '')
+  if set == 'keep' and kept_till(stands) or set ~= 'keep' and is_at(stands, STATE_IN[set], member) then
+    return false
+  end
   if mends then
     call('ZREM', K[set], member)
     if set ~= 'keep' then add('lost_jobs', 1) end
   end
   return true
 end
+local function has_key(id, which, key)
+  local stands = call('HGET', K.jobs, id)
+  bytes = bytes + #(stands or '')
+  return stands and parse(record_in(stands))[which] == key
+end
 function orphan.excl(key, holder, mends)
-  if call('HEXISTS', K.jobs, holder) == 1 then return false end
+  if has_key(holder, 'exclusive', key) then return false end
   if mends then free_exclusive(holder, { exclusive = key }) end
   return true
 end
 function orphan.uniq(key, holder, mends)
   local has_window = #holder > 16
-  if has_window and call('ZSCORE', K.uwin, key) or not has_window and call('HEXISTS', K.jobs, holder) == 1 then
+  if has_window and call('ZSCORE', K.uwin, key) or not has_window and has_key(holder, 'unique', key) then
     return false
   end
   if mends and has_window then call('ZADD', K.uwin, u8(holder, 17), key) end
@@ -160,6 +171,7 @@ function orphan.uwin(key, _, mends)
 end
 local function orphans()
   local which, mends, count = ARGS[3], ARGS[4] == 'mend', 0
+  bytes = 0
   local is_hash = which == 'excl' or which == 'uniq'
   local answer = call(is_hash and 'HSCAN' or 'ZSCAN', K[which], ARGS[1], 'COUNT', ARGS[2])
   for n = 1, #answer[2], 2 do
@@ -173,7 +185,7 @@ local function orphans()
   end
   save_meta()
   wake()
-  return scanned(p8(count), answer[1])
+  return scanned(p8(count) .. pack('<I4', bytes), answer[1])
 end
 register('orphans', orphans, { 'allow-oom' })
 

@@ -3,7 +3,8 @@
 //! `jobs` has the state and the place of every job. Whatever else is missing can be made from it,
 //! but for the terms of leases: those end, and their jobs are claimed again. What `jobs` itself
 //! lost is gone, and only counted. Workers may go on all the while: what is found is looked at
-//! again in the step that puts it back, and the books are corrected by what they are off.
+//! again in the step that puts it back, and the ledger is corrected by the difference that was
+//! counted, so that what is granted and settled meanwhile stays in it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -213,9 +214,11 @@ impl RedisStore {
     async fn orphans(&self, partition: &Partition, which: &str, how: &[u8]) -> Result<u64> {
         let (function, mut found) = (&self.functions().orphans, 0);
         let more = [which.as_bytes(), how];
-        self.scan(function, partition, MEMBERS, &more, |mut body| {
+        let [mut count, _] = LOOKED;
+        self.scan(function, partition, count, &more, |mut body| {
             found += body.u64()?;
-            Ok(MEMBERS)
+            count = next_count(count, MEMBERS, body.u32()?);
+            Ok(count)
         })
         .await?;
         Ok(found)
@@ -237,11 +240,7 @@ impl RedisStore {
                     stranded.push(row);
                 }
             }
-            count = if bytes > LOOKED_BYTES {
-                (count / 2).max(1)
-            } else {
-                (count * 2).min(most)
-            };
+            count = next_count(count, most, bytes);
             Ok(count)
         })
         .await?;
@@ -294,6 +293,15 @@ impl RedisStore {
             ),
             Err(_) => Finding::unseen(CHECK, "the rights of the store, and +scan"),
         }
+    }
+}
+
+/// How many to look at in the next step, after one that looked at so many bytes.
+fn next_count(count: usize, most: usize, bytes: usize) -> usize {
+    if bytes > LOOKED_BYTES {
+        (count / 2).max(1)
+    } else {
+        (count * 2).min(most)
     }
 }
 

@@ -28,7 +28,7 @@ use crate::error::{Error, Result, Verb};
 use crate::inspect::{Query, View};
 use crate::job::{Namespace, QueueName};
 use crate::lease::Verdict;
-use crate::rules::issue::WhenBehind;
+use crate::rules::issue::{WhenBehind, forgets_tokens};
 use keys::Keys;
 use library::{BY_HAND, Functions, SERVERS};
 use link::{Function, Link};
@@ -258,20 +258,28 @@ impl RedisStore {
         verb: Verb,
         step: usize,
     ) -> Result<Vec<u8>> {
+        self.introduce(keys, session, request).await?;
         let sessions = &self.shared.sessions;
-        if let Some(used) = sessions.introduction(request, keys.tag())? {
-            let used = used.as_micros().to_string();
-            let open = &self.functions().open;
-            let reply = self
-                .call(open, &[&keys.none, session], &[used.as_bytes()])
-                .await?;
-            sessions.introduced(request.session, keys.tag(), reply.now);
-            if let (Some(queue), false) = (&keys.queue, reply.body.is_empty()) {
-                // Its line on the list of queues may have been lost.
-                self.write_queue(queue).await?;
-            }
-        }
         sessions.sending(request, verb, step, keys.tag())
+    }
+
+    /// Introduces the request's session to a partition, unless that has been done.
+    async fn introduce(&self, keys: &Keys, session: &[u8], request: RequestId) -> Result<()> {
+        let sessions = &self.shared.sessions;
+        let Some(used) = sessions.introduction(request, keys.tag())? else {
+            return Ok(());
+        };
+        let used = used.as_micros().to_string();
+        let open = &self.functions().open;
+        let reply = self
+            .call(open, &[&keys.none, session], &[used.as_bytes()])
+            .await?;
+        if let Some(queue) = &keys.queue {
+            let listed = self.check_listed(queue, !reply.body.is_empty()).await;
+            listed.inspect_err(|error| sessions.leave(request.session, error))?;
+        }
+        sessions.introduced(request.session, keys.tag(), reply.now);
+        Ok(())
     }
 
     /// What the store's clock shows.
@@ -327,6 +335,7 @@ fn refusal(status: u8) -> Result<()> {
     match status {
         DONE => Ok(()),
         FOREIGN => Err(queue::other_layout("a partition of the queue")),
+        AHEAD => Err(forgets_tokens()),
         LOST => Err(session::not_open()),
         OVERTAKEN => Err(session::overtaken()),
         MIXED_UP => Err(session::mixed_up()),
@@ -381,9 +390,11 @@ impl Store for RedisStore {
 
     async fn open_session(&self) -> Result<SessionId> {
         let opened = async {
-            // A namespace of another layout is refused before anything is done in it.
+            // A namespace of another layout is refused before anything is done in it, and so is a
+            // user with too few rights: a function that may not run one of its commands stops
+            // half-way, and what it has written stays.
             self.all_queues().await?;
-            self.now().await
+            self.check_rights().await
         };
         let now = opened.await.map_err(at(Verb::Open))?;
         Ok(self.shared.sessions.open(now))

@@ -35,6 +35,11 @@ local function put_front(jobs)
   for at = #jobs, 1, -1 do put('LPUSH', jobs[at].rec) end
 end
 
+-- Whether JOBS has a job where a member of a set says that it is: a job may have come under the id
+-- of a lost one.
+local function is_at(stands, state, member)
+  return stands and sub(stands, 1, 9) == state .. sub(member, -24, -17)
+end
 -- The parked of a key lie together, and those of no other key between them.
 local function line_of_key(key) return string.gsub(key, '%z', '\0\255') .. '\0\0' end
 local function first_parked(key)
@@ -99,7 +104,7 @@ local function free_exclusive(id, p)
     call('ZREM', K.park, next)
     local follower = sub(next, -16)
     local stands = call('HGET', K.jobs, follower)
-    if stands then
+    if is_at(stands, 'p', next) then
       call('HSET', K.excl, p.exclusive, follower)
       put_back(record_in(stands))
       return
@@ -116,6 +121,11 @@ local function kept_until(state, p)
   if state == 'd' then return NEVER end
   if state == 'x' then return now + max(p.retention or 0, CANCELLED_RETENTION) end
   return p.retention and now + p.retention
+end
+-- Until when a job is kept whose life is over, by what JOBS says of it; nil for any other.
+local function kept_till(stands)
+  local till = stands and K[sub(stands, 1, 1)] and u8(stands, 18)
+  return till and till < NEVER and till or nil
 end
 local function put_settled(rec, p, state, keep)
   local id = id_of(rec)

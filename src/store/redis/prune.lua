@@ -9,10 +9,14 @@ local function prune()
   local past = call('ZRANGE', K.keep, '-inf', decimal(before), 'BYSCORE', 'LIMIT', 0, most)
   for _, id in ipairs(past) do
     local stands = call('HGET', K.jobs, id)
-    if stands and byte(stands) ~= 108 then
+    local till = kept_till(stands)
+    if till and till <= before then
       take(id, stands)
       pruned = pruned + 1
+    elseif till then
+      call('ZADD', K.keep, till, id)
     else
+      -- It is gone; another job may have come under its id.
       call('ZREM', K.keep, id)
       add('lost_jobs', 1)
     end

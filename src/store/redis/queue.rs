@@ -121,9 +121,6 @@ impl RedisStore {
     }
 
     fn meet(&self, name: &QueueName, made: &[u8]) -> Result<Arc<Queue>> {
-        if let Some(queue) = self.known(name) {
-            return Ok(queue);
-        }
         let text = std::str::from_utf8(made).map_err(|_| garbled())?;
         let partitions = text
             .split(' ')
@@ -134,6 +131,12 @@ impl RedisStore {
         };
         if partitions == 0 {
             return Err(garbled());
+        }
+        // One that is known with another number was removed and made again.
+        let known = self.known(name);
+        if let Some(queue) = known.filter(|queue| queue.partitions.len() == usize::from(partitions))
+        {
+            return Ok(queue);
         }
         let queue = Queue::new(&self.shared.options.namespace, name, partitions);
         let known = self.shared.queues.known.write();
@@ -211,12 +214,37 @@ impl RedisStore {
         Ok(())
     }
 
+    /// Whether the list still has a queue as this handle knows it. Another process may have removed
+    /// it, and it may have been made again with another number of partitions: then the jobs of this
+    /// handle would go where nobody looks. A queue that is there and not on the list is put back.
+    pub(super) async fn check_listed(
+        &self,
+        queue: &(QueueName, u16),
+        is_there: bool,
+    ) -> Result<()> {
+        let key = self.shared.home.named("queues");
+        let mut get = redis::cmd("HGET");
+        get.arg(&key).arg(queue.0.as_str());
+        match self.link.run(&key, get).await? {
+            Value::BulkString(made) => {
+                let made = self.meet(&queue.0, &made)?.partitions.len();
+                if made == usize::from(queue.1) {
+                    return Ok(());
+                }
+                let why = format!("queue {} was made again, with {made} partitions", queue.0);
+                Err(Error::new(ErrorKind::SessionLost, why))
+            }
+            _ if is_there => self.write_queue(queue).await,
+            _ => Ok(()),
+        }
+    }
+
     /// A partition is new: the list of queues may be gone with everything else, and the partition
     /// itself says from here on how many there are.
     pub(super) async fn note_made(&self, partition: &Partition) -> Result<()> {
         let Keys { meta, queue, .. } = partition.keys();
         if let Some(queue) = queue {
-            self.write_queue(queue).await?;
+            self.check_listed(queue, true).await?;
             let mut set = redis::cmd("HSETNX");
             set.arg(meta).arg(PARTITIONS).arg(queue.1);
             self.link.run(meta, set).await?;

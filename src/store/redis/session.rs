@@ -92,6 +92,14 @@ impl Sessions {
         id
     }
 
+    /// Ends a session whose requests may go to other partitions from here on: a repeat would do a
+    /// part of them twice, and another part not at all.
+    pub(super) fn leave(&self, session: SessionId, why: &Error) {
+        if why.kind() == ErrorKind::SessionLost {
+            self.lock().remove(&session);
+        }
+    }
+
     /// Takes in a request. True if it has been sent before.
     pub(super) fn begin(&self, request: RequestId, verb: Verb) -> Result<bool> {
         let mut open = self.lock();

@@ -1,8 +1,7 @@
 -- words: short names that all functions share. They are taken on the first call, since a server of
 -- version 7.0 shows a library that is being loaded neither `string` nor `struct` nor `redis.call`.
--- Limits of the rules, places and flags of a record, what a call can come to: library.rs puts
--- numbers
--- in the place of these names. Names of counters come before this file.
+-- For the limits of the rules, the places and flags of a record, and what a call can come to,
+-- library.rs puts numbers in the place of their names. Names of counters come before this file.
 local call, sub, byte, char, find, format, pack, read, concat, floor, min, max, band
 local function learn()
   call, sub, byte, char = redis.call, string.sub, string.byte, string.char

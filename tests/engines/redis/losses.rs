@@ -10,9 +10,12 @@ use leasehold::clock::ManualClock;
 use leasehold::hooks::{Level, examine_redis, repair_redis};
 use leasehold::inspect::Counts;
 use leasehold::job::{JobState, Namespace};
-use leasehold::store::{Checkpointed, ClaimRequest, Enqueued, Outcome, RedisOptions, RedisStore};
+use leasehold::store::{
+    Checkpointed, ClaimRequest, ControlCommand, Enqueued, LeaseSelect, Outcome, RedisOptions,
+    RedisStore, Select,
+};
 use leasehold::{ErrorKind, JobId, NewJob};
-use leasehold_conformance::{Driver, Held, ManualFixture, job};
+use leasehold_conformance::{Driver, Held, ManualFixture, job, queue};
 
 use crate::redis::in_campaign;
 use crate::redis::support::redis::Standalone;
@@ -52,6 +55,13 @@ impl World {
         }
         let store = RedisStore::open(options).unwrap();
         Driver::new(Arc::new(ManualFixture::new(store, ManualClock::default()))).await
+    }
+
+    async fn by_hand(server: &Standalone, clock: &ManualClock) -> Driver {
+        let namespace = Namespace::new("losses").unwrap();
+        let options = RedisOptions::new(server.url()).namespace(namespace);
+        let store = RedisStore::open(options.clock(clock.clone())).unwrap();
+        Driver::new(Arc::new(ManualFixture::new(store, clock.clone()))).await
     }
 
     fn url(&self) -> String {
@@ -240,6 +250,88 @@ async fn a_server_that_lost_any_key_goes_on() {
             repair_redis(&world.url()).await.unwrap();
         }
         assert_eq!(world.loss().await, Level::Fine, "{part} in the end");
+    }
+}
+
+/// More grants than a command takes at once are gone through by their deadlines, those that were
+/// lost among them.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn commands_pass_by_grants_that_were_lost() {
+    let world = World::new().await;
+    let d = &world.d;
+    d.enqueue_many(302).await;
+    for _ in 0..301 {
+        assert_eq!(d.claim(1).await.len(), 1);
+    }
+    world.delete("held");
+    let left = d.claim_one().await;
+    let leased = Select::State {
+        queue: queue(),
+        state: JobState::Leased,
+        max: 1_000,
+    };
+    let owner = LeaseSelect::Owner(d.claim_request(1).owner);
+    let cancel = d.control(ControlCommand::Cancel(leased)).await;
+    assert_eq!(cancel.done, 1, "the one that is there");
+    let revoke = d.control(ControlCommand::Revoke(owner)).await;
+    assert_eq!(revoke.done, 1);
+    assert!(d.settle(&left, complete()).await.is_fenced());
+}
+
+/// Ids that come again after their jobs were lost: what still speaks of the lost jobs harms nobody,
+/// and a repair takes it away.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn what_a_lost_job_left_behind_harms_no_job_of_its_id() {
+    for repairs in [false, true] {
+        let server = Standalone::start(&[]);
+        let clock = ManualClock::default();
+        let d = World::by_hand(&server, &clock).await;
+        let keyed = || job().exclusive("one").unwrap();
+        let kept = d.held(job().retention(HOUR)).await;
+        d.settled(&kept, complete()).await;
+        let dead = d.held(job()).await;
+        let reason = "hopeless".to_owned();
+        d.settled(&dead, Outcome::Bury { reason }).await;
+        let head = d.held(keyed()).await;
+        let parked = d.enqueue(keyed()).await;
+        let later = d.enqueue(job().delay(HOUR)).await;
+        server
+            .server
+            .tell::<u64>(&["DEL", "{losses:default:0}:jobs"]);
+        let ids = [kept.id(), dead.id(), parked, later];
+        let mut request = d.enqueue_request(vec![job(); ids.len()]);
+        for (slot, id) in Arc::make_mut(&mut request.jobs).iter_mut().zip(ids) {
+            slot.0 = id;
+        }
+        let stored = d.store().enqueue(request).await.unwrap();
+        assert_eq!(stored, ids.map(Enqueued::New));
+        if repairs {
+            let url = format!("{}?namespace=losses", server.url());
+            repair_redis(&url).await.unwrap();
+            for part in ["keep", "done", "dead", "park", "due"] {
+                let key = format!("{{losses:default:0}}:{part}");
+                assert_eq!(server.server.tell::<u64>(&["ZCARD", &key]), 0, "{part}");
+            }
+        }
+        let dead = Select::State {
+            queue: queue(),
+            state: JobState::Dead,
+            max: 10,
+        };
+        assert_eq!(d.control(ControlCommand::Purge(dead)).await.done, 0);
+        // The head of the key ends: whoever was behind it then is not put in line once more.
+        d.settled(&head, complete()).await;
+        clock.advance(HOUR * 2);
+        let d = d.other().await;
+        assert_eq!(d.prune(10).await, 0);
+        d.reap(10).await;
+        for id in ids {
+            assert_eq!(d.state(id).await, Some(JobState::Ready), "{repairs}");
+        }
+        let claimed: Vec<_> = d.claim(10).await.iter().map(Held::id).collect();
+        assert_eq!(claimed.len(), ids.len(), "{repairs}: {claimed:?}");
     }
 }
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use crate::redis::support::redis::{AOF, Cluster, PATIENCE, SentinelSet, Standalone};
+use crate::redis::support::redis::{AOF, Cluster, PATIENCE, STEADY, SentinelSet, Standalone};
 
 #[derive(Serialize, Deserialize)]
 struct Work {
@@ -220,4 +220,49 @@ async fn workers_go_on_through_a_failover_of_a_cluster() {
     load.goes_on().await;
     let (_, ledger) = load.finish().await;
     assert!(ledger.balances(), "{ledger:?}");
+}
+
+/// A slot moves key by key, while its queue is worked: calls that would see half of a partition are
+/// refused as a whole, and go on where it has moved to.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn workers_go_on_while_their_slot_moves() {
+    let key = "{leasehold:default:0}";
+    let cluster = Cluster::start(STEADY);
+    let load = Load::start(&cluster.url()).await;
+    load.goes_on().await;
+    let source = cluster.owner_of(key);
+    let target = (source + 1) % 3;
+    // There and back: from here on both have the functions.
+    for (from, to) in [(source, target), (target, source)] {
+        tokio::task::block_in_place(|| cluster.move_slot(key, from, to));
+        load.goes_on().await;
+    }
+    let primaries = [&cluster.nodes[source], &cluster.nodes[target]];
+    for node in primaries {
+        node.tell::<()>(&["CONFIG", "RESETSTAT"]);
+    }
+    for (from, to) in [(source, target), (target, source), (source, target)] {
+        tokio::task::block_in_place(|| cluster.move_slot(key, from, to));
+        load.goes_on().await;
+    }
+    let (lost, ledger) = load.finish().await;
+    assert_eq!(lost, 0);
+    assert!(ledger.balances(), "{ledger:?}");
+    assert_eq!(ledger.enqueued, ledger.completed + SLEEPERS, "{ledger:?}");
+    let mut refused = 0;
+    for node in primaries {
+        let stats = node
+            .info(&["INFO", "commandstats"], "cmdstat_fcall")
+            .unwrap();
+        let count = |name: &str| -> u64 {
+            let mut parts = stats.split(',').filter_map(|part| part.split_once('='));
+            let found = parts.find(|(is, _)| *is == name);
+            found.unwrap().1.parse().unwrap()
+        };
+        assert_eq!(count("failed_calls"), 0, "a function failed: {stats}");
+        refused += count("rejected_calls");
+    }
+    // Control arm: there were calls while it moved.
+    assert!(refused > 0);
 }

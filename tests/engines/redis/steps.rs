@@ -516,3 +516,70 @@ async fn a_prune_is_bounded_in_keys_too() {
     d.prune(1_000).await;
     assert_eq!(left(), 0);
 }
+
+/// Jobs that were cancelled one by one leave their places in line behind. Claims pass by them in
+/// steps, and none of them goes to sleep before the job that comes after.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn ten_thousand_single_cancels_stall_nobody() {
+    const SLEEPERS: &str = "{steps:default:0}:sleep";
+    calmly(async || {
+        for wanted in [1, 10, 1_000] {
+            let world = World::new().await;
+            let d = &world.d;
+            // Whoever has waited once sleeps with its claims from then on.
+            d.store()
+                .wait(&[queue()], true, Duration::ZERO)
+                .await
+                .unwrap();
+            for id in d.enqueue_many(10_000).await {
+                world.control(ControlCommand::Cancel(Select::Job(id))).await;
+            }
+            let last = d.enqueue(job()).await;
+            let drain = async {
+                let mut claims = 0;
+                loop {
+                    let claimed = d.claim(wanted).await;
+                    claims += 1;
+                    let asleep: u64 = world.server.server.tell(&["ZCARD", SLEEPERS]);
+                    if let Some(held) = claimed.first() {
+                        assert_eq!(held.id(), last);
+                        // Control arm: with room left, it sleeps.
+                        assert_eq!(asleep, u64::from(wanted > 1));
+                        return claims;
+                    }
+                    assert_eq!(asleep, 0, "asleep after {claims} claims");
+                }
+            };
+            let (claims, spent) = world.spending(drain).await;
+            assert!(claims <= 15, "{claims} claims");
+            world.assert_short("10,000 stale stubs", &spent, 2).await;
+        }
+    })
+    .await;
+}
+
+/// Each lease is a grant of its own: a page that ends amid them says where the next one goes on.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn ten_thousand_leased_jobs_are_listed_in_pages() {
+    let world = World::new().await;
+    let mut ids: Vec<_> = world.hold(10_000, 1).await.iter().map(Held::id).collect();
+    let (mut found, mut after, mut pages) = (Vec::new(), None, 0);
+    loop {
+        let (store, page) = (world.d.store(), Page { after, rows: 500 });
+        let rows = inspect::jobs(store, queue(), JobState::Leased, page).await;
+        let rows = rows.unwrap();
+        assert!(rows.rows.len() <= 500);
+        found.extend(rows.rows.iter().map(|view| view.job.id));
+        pages += 1;
+        after = rows.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    found.sort_unstable();
+    ids.sort_unstable();
+    assert_eq!(found, ids);
+    assert!(pages >= 20, "{pages} pages");
+}

@@ -11,7 +11,7 @@ use leasehold::inspect::{self, Ledger};
 use leasehold::job::{JobState, Namespace, QueueName};
 use leasehold::store::{
     Checkpointed, ClaimQueue, ControlCommand, Enqueued, LeaseSelect, Outcome, RedisOptions,
-    RedisStore, Renewal, Select,
+    RedisStore, Renewal, Select, acl_rule,
 };
 use leasehold::{Client, ErrorKind, FencingToken, JobId, Store};
 use leasehold_conformance::{Driver, Held, ManualFixture, TERM, job, queue};
@@ -477,6 +477,42 @@ async fn namespaces_share_nothing() {
     }
 }
 
+/// The server does not undo what a function did before a command that its user may not run.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_user_with_too_few_rights_opens_no_session_and_writes_nothing() {
+    let namespace = Namespace::new("a").unwrap();
+    let server = Standalone::with_acl(&acl_rule(&namespace));
+    let rules = |rules: &[&str]| {
+        let words = [&["ACL", "SETUSER", "app"], rules].concat();
+        server.server.tell::<()>(&words);
+    };
+    rules(&["-rpush", "-zadd"]);
+    let store = RedisStore::open(options(&server, "a")).unwrap();
+    let refused = store.open_session().await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Denied, "{refused}");
+    assert!(refused.to_string().contains("rpush, zadd"), "{refused}");
+    let client = Client::new(Arc::new(store));
+    let refused = client.enqueue_many(vec![job()]).await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Denied, "{refused}");
+    let keys: Vec<String> = server.server.tell(&["KEYS", "*"]);
+    assert!(keys.is_empty(), "{keys:?}");
+
+    // What only a cluster, a sentinel or a listener needs may be missing, and so may other queues.
+    rules(&[
+        "+rpush",
+        "+zadd",
+        "-asking",
+        "-cluster|slots",
+        "-role",
+        "-readonly",
+        "-select",
+    ]);
+    rules(&["-subscribe", "resetkeys", "~{a}:*", "~{a:default:*"]);
+    let d = driver(options(&server, "a")).await;
+    d.settled(&d.held(job()).await, complete()).await;
+}
+
 #[tokio::test]
 #[ignore = "needs redis-server: ./tests/run"]
 async fn a_queue_of_an_earlier_layout_is_refused() {
@@ -594,6 +630,53 @@ async fn a_partition_that_is_not_there_is_in_nobodys_way() {
         let first = d.claim_as(request.clone()).await;
         assert_eq!(d.claim_as(request).await.grants, first.grants);
         d.settled(&Held::all(&first)[0], complete()).await;
+    }
+}
+
+/// One process removes a queue and makes it again; others know it as it was.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn a_queue_made_again_with_other_partitions_is_noticed() {
+    for (before, after) in [(4, 2), (2, 4)] {
+        let server = Standalone::start(&[]);
+        let partitions = |pattern: &str| {
+            let keys: Vec<String> = server.server.tell(&["KEYS", pattern]);
+            keys.len()
+        };
+        driver(options(&server, "a").partitions(before))
+            .await
+            .enqueue_many(50)
+            .await;
+        let old = driver(options(&server, "a")).await;
+        let held = old.claim(100).await;
+        assert_eq!(held.len(), 50);
+        for held in held {
+            old.settled(&held, complete()).await;
+        }
+        // Sessions of processes that know it, and have not yet called.
+        let enqueues = old.other().await;
+        let claims = driver(options(&server, "a")).await;
+        let new = driver(options(&server, "a").partitions(after)).await;
+        let removed = new.control(ControlCommand::Remove(queue())).await;
+        assert_eq!(removed.done, 1);
+        let listed: u64 = server.server.tell(&["HLEN", "{a}:queues"]);
+        assert_eq!(listed, 0, "it is on the list");
+        new.enqueue_many(50).await;
+        assert_eq!(partitions("{a:default:*}:jobs"), usize::from(after));
+
+        let refused = enqueues.try_enqueue(vec![job(); 50]).await.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::SessionLost, "{refused}");
+        assert!(refused.to_string().contains("made again"), "{refused}");
+        let request = claims.claim_request(100);
+        for _ in 0..2 {
+            let refused = claims.store().claim(request.clone()).await;
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::SessionLost);
+        }
+
+        let old = old.other().await;
+        old.enqueue_many(50).await;
+        assert_eq!(partitions("{a:default:*}:jobs"), usize::from(after));
+        assert_eq!(new.claim(200).await.len(), 100);
     }
 }
 

@@ -200,6 +200,40 @@ impl Cluster {
         format!("redis+cluster://{}", hosts.join(","))
     }
 
+    /// Moves the slot of this key to another node, key by key, as `redis-cli --cluster reshard`
+    /// does.
+    pub fn move_slot(&self, key: &str, from: usize, to: usize) {
+        let (source, target) = (&self.nodes[from], &self.nodes[to]);
+        let slot = source.tell::<u16>(&["CLUSTER", "KEYSLOT", key]).to_string();
+        let id = |node: &Server| node.tell::<String>(&["CLUSTER", "MYID"]);
+        let set = |node: &Server, how: &str, other: &str| {
+            node.tell::<()>(&["CLUSTER", "SETSLOT", &slot, how, other]);
+        };
+        set(target, "IMPORTING", &id(source));
+        set(source, "MIGRATING", &id(target));
+        let port = target.port().to_string();
+        loop {
+            let keys: Vec<String> = source.tell(&["CLUSTER", "GETKEYSINSLOT", &slot, "1"]);
+            let Some(key) = keys.first() else { break };
+            source.tell::<()>(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
+        }
+        for node in [target, source] {
+            set(node, "NODE", &id(target));
+        }
+        until("all nodes know where the slot is", || {
+            let running = self.nodes.iter().filter(|node| node.is_running());
+            let number: u16 = slot.parse().ok()?;
+            let mut owners = running.map(|node| {
+                let owners = owners(node)?;
+                let mut there = owners
+                    .iter()
+                    .filter(|(first, last, _)| (*first..=*last).contains(&number));
+                there.next().map(|(_, _, port)| *port)
+            });
+            owners.all(|port| port == Some(target.port())).then_some(())
+        });
+    }
+
     /// Waits until every running node has heard that the slots are served on these ports.
     pub fn announced(&self, ports: &[u16]) {
         for node in self.nodes.iter().filter(|node| node.is_running()) {

@@ -336,7 +336,7 @@ mod tests {
             failed: 3,
         }];
         let here = kinds(&runs, &ledger).into_string();
-        assert!(here.contains("charge") && here.contains("75 %"), "{here}");
+        assert!(here.contains("charge") && here.contains("75.0 %"), "{here}");
         // Others have failed, and not here.
         runs[0].failed = 0;
         assert!(kinds(&runs, &ledger).into_string().is_empty());

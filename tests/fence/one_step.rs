@@ -304,6 +304,9 @@ async fn a_checkpoint_is_saved_with_its_commands_or_neither_is() {
     assert_eq!(text(&server.server, &n).as_deref(), Some("3"));
 }
 
+/// The type of key that a command takes, and the command.
+type Write = (&'static str, fn(Commands, &str) -> Commands);
+
 /// Values that only look like numbers, and keys of every type: what the script lets through, the
 /// server carries out. A command that failed half-way would leave the ones before it behind.
 #[tokio::test]
@@ -372,7 +375,6 @@ async fn a_step_is_done_as_a_whole_or_not_at_all() {
         ("set", &["SADD", "k", "1"]),
         ("zset", &["ZADD", "k", "1", "1"]),
     ];
-    type Write = (&'static str, fn(Commands, &str) -> Commands);
     let writes: [Write; 12] = [
         ("any", |c, k| c.set(k, "v")),
         ("any", |c, k| c.del(k)),

@@ -63,30 +63,33 @@ local function take_ready(most_jobs, admit, most_bytes)
   return recs, weight, suspects, stayed
 end
 
--- Grants leases on jobs with the same terms. Adds the grant to `given` as the answer has it, and to
--- `kept` as it is remembered; returns its deadline.
+-- Grants leases on jobs with the same terms. Adds the parts of the grant to `given` as the answer
+-- has them, and to `kept` as it is remembered; returns its deadline.
 local function grant(recs, from, upto, base, terms_of, nonce, given, kept)
   local gid, count, owner, task = pack('>I8', base), upto - from + 1, ARGS[3], ARGS[4]
   local till = now + min(terms_of.term, terms_of.lifetime)
-  local roll, stand = {}, {}
+  local roll, stand, bytes = {}, {}, 0
   for n = 1, count do
     local rec = recs[from + n - 1]
     local id = id_of(rec)
     roll[n] = id .. (has(byte(rec, FLAGS_AT), UNIQUE + EXCLUSIVE + RETENTION) and '\1' or '\0')
     stand[2 * n - 1], stand[2 * n] = id, 'l' .. gid .. pack('<I2', n - 1) .. rec
+    bytes = bytes + #rec
   end
   call('HSET', K.held, gid, pack(HEAD, till, 0, count, count, 0, nonce)
     .. pack(TERMS, now, terms_of.lifetime, terms_of.raw, #owner, #task) .. owner .. task, gid .. ROLL, concat(roll))
   call('ZADD', K.ends, till, gid)
   many('HSET', K.jobs, stand)
   local granted = p8(till - now)
-  given[#given + 1] = gid .. granted .. p8(now) .. terms_of.raw .. '\0\0' .. text(concat(recs, '', from, upto))
+  given[#given + 1] = gid .. granted .. pack('<I8c12I2I4', now, terms_of.raw, 0, bytes)
+  for n = from, upto do given[#given + 1] = recs[n] end
   kept[#kept + 1] = gid .. granted
   return till
 end
--- One grant for each run of jobs with the same terms. Returns the grants, and the next deadline.
-local function grant_all(recs, base, usual, nonce, overdue)
-  local given, kept, from, run, run_weight = {}, {}, 1, usual, 0
+-- One grant for each run of jobs with the same terms. Returns them as they are remembered, and the
+-- next deadline.
+local function grant_all(recs, base, usual, nonce, given, overdue)
+  local kept, from, run, run_weight = {}, 1, usual, 0
   for n, rec in ipairs(recs) do
     local own, heavy = usual, weight_of(rec)
     if has(byte(rec, FLAGS_AT), TERM + MAX_LIFETIME) then
@@ -103,7 +106,7 @@ local function grant_all(recs, base, usual, nonce, overdue)
   overdue = min(overdue or NEVER, grant(recs, from, #recs, base + from - 1, run, nonce, given, kept))
   set('last', base + #recs - 1)
   add('granted', #recs)
-  return given, kept, overdue
+  return kept, overdue
 end
 
 -- What is left of the grants of a first answer, with the time originally granted.
@@ -187,11 +190,14 @@ local function claim()
   end
 
   local room = min(wanted, max(limit - base + 1, 0))
-  local recs, weight, suspects, stayed, given, kept = {}, 0, 0, M.paused == 1, {}, {}
+  -- The answer is put together once, at the end: the server reads all bytes of every string.
+  local given = { '' }
+  local recs, weight, suspects, stayed, kept = {}, 0, 0, M.paused == 1, {}
   if M.paused == 0 and room > 0 then
     recs, weight, suspects, stayed = take_ready(room, admit, most)
     if #recs > 0 then
-      given, kept, overdue = grant_all(recs, base, { term = term, raw = term_raw, lifetime = lifetime }, nonce, overdue)
+      local usual = { term = term, raw = term_raw, lifetime = lifetime }
+      kept, overdue = grant_all(recs, base, usual, nonce, given, overdue)
       -- What this call put in line and has taken out again is no reason to wake anybody.
       ready = max(ready - #recs, 0)
     end
@@ -209,7 +215,8 @@ local function claim()
   end
   local tail, sums_given = pack('<I4', #reports) .. concat(reports), pack('<I2I4I1', #recs, weight, suspects)
   remember(sums_given .. pack('<I2', #kept) .. concat(kept) .. tail)
-  return answered(DONE, sums_given .. told(due) .. told(overdue) .. behind .. pack('<I2', #given)
-    .. concat(given) .. tail .. char(lies))
+  given[1] = answered(DONE, sums_given .. told(due) .. told(overdue) .. behind .. pack('<I2', #kept))
+  given[#given + 1] = tail .. char(lies)
+  return concat(given)
 end
 register('claim', claim, {})

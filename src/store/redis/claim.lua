@@ -8,7 +8,9 @@
 -- why  one deadline for all leases of a claim; looking and falling asleep are one step, so that no
 --      wake-up falls between them
 local CLAIM_READS = { 'layout', 'paused', 'last', 'floor', 'lines', 'due', 'granted' }
-local function is_marked(line) return floor(M.lines / 2 ^ line) % 2 == 1 end
+local BIT = {}
+for line = 0, LINES - 1 do BIT[line] = 2 ^ line end
+local function is_marked(line) return M.lines % (2 * BIT[line]) >= BIT[line] end
 
 -- Takes ready jobs by (priority, place), at most one of them a suspect. Returns their records and
 -- weight, the number of suspects, and whether claimable jobs stayed. No step passes by more of what
@@ -17,6 +19,7 @@ local STALE = 2000
 local function take_ready(most_jobs, admit, most_bytes)
   local recs, weight, suspects, stale, stayed = {}, 0, 0, 0, false
   for line = 0, LINES - 1 do
+    if M.lines < BIT[line] then break end
     local key, is_suspicious = K[line], line % 2 == 0
     while is_marked(line) and not (is_suspicious and admit == 0) do
       local wanted = is_suspicious and 1 or most_jobs - #recs
@@ -24,9 +27,9 @@ local function take_ready(most_jobs, admit, most_bytes)
         stayed = stayed or call('EXISTS', key) == 1
         break
       end
-      local stubs = call('LPOP', key, min(wanted, 500))
+      local stubs = call('LPOP', key, decimal(min(wanted, 500)))
       if not stubs then
-        if line ~= USUAL_LINE then set('lines', M.lines - 2 ^ line) end
+        if line ~= USUAL_LINE then set('lines', M.lines - BIT[line]) end
         break
       end
       local ids, before, passed = {}, #recs, 0
@@ -49,7 +52,7 @@ local function take_ready(most_jobs, admit, most_bytes)
         break
       elseif #stubs < min(wanted, 500) and weight < most_bytes then
         -- That was all of it: nothing went back for its weight.
-        if line ~= USUAL_LINE then set('lines', M.lines - 2 ^ line) end
+        if line ~= USUAL_LINE then set('lines', M.lines - BIT[line]) end
         break
       end
     end
@@ -76,9 +79,9 @@ local function grant(recs, from, upto, base, terms_of, nonce, given, kept)
     stand[2 * n - 1], stand[2 * n] = id, 'l' .. gid .. pack('<I2', n - 1) .. rec
     bytes = bytes + #rec
   end
-  call('HSET', K.held, gid, pack(HEAD, till, 0, count, count, 0, nonce)
-    .. pack(TERMS, now, terms_of.lifetime, terms_of.raw, #owner, #task) .. owner .. task, gid .. ROLL, concat(roll))
-  call('ZADD', K.ends, till, gid)
+  call('HSET', K.held, gid, pack(NEW, till, 0, count, count, 0, nonce, now, terms_of.lifetime, terms_of.raw,
+    #owner, #task) .. owner .. task, gid .. ROLL, concat(roll))
+  call('ZADD', K.ends, decimal(till), gid)
   many('HSET', K.jobs, stand)
   local granted = p8(till - now)
   given[#given + 1] = gid .. granted .. pack('<I8c12I2I4', now, terms_of.raw, 0, bytes)
@@ -138,6 +141,7 @@ local function answered(status, body)
   wake()
   return reply(DONE, char(status) .. (body or ''))
 end
+local function hints(due, overdue, behind) return told(due) .. told(overdue) .. told(behind) end
 local function claim()
   local wanted, admit, strict, most, term, lifetime, term_raw, seen, nonce = read('<I2I1I1I4I8I8c12I8c16', ARGS[2])
   local status, first = recall()
@@ -149,12 +153,12 @@ local function claim()
   -- As clock_behind() and ahead() of src/rules/issue.rs.
   local ahead = max(M.last, M.floor) - now
   local is_behind = (M.last > M.floor + LEAD and M.last or M.floor) > now + LEAD
-  local behind = told(is_behind and now + ahead or nil)
+  local behind = is_behind and now + ahead or nil
   -- Most queues never have a scheduled job.
   local due, overdue = M.due == 1 and next_in(K.due) or nil, next_in(K.ends)
   if M.due == 1 and not due then set('due', 0) end
   if first then
-    return answered(DONE, sub(first, 1, 7) .. told(due) .. told(overdue) .. behind .. grants_left(first) .. '\0')
+    return answered(DONE, sub(first, 1, 7) .. hints(due, overdue, behind) .. grants_left(first) .. '\0')
   end
 
   -- The next token follows the last one, the floor, the clock, and what the caller has seen of
@@ -215,7 +219,7 @@ local function claim()
   end
   local tail, sums_given = pack('<I4', #reports) .. concat(reports), pack('<I2I4I1', #recs, weight, suspects)
   remember(sums_given .. pack('<I2', #kept) .. concat(kept) .. tail)
-  given[1] = answered(DONE, sums_given .. told(due) .. told(overdue) .. behind .. pack('<I2', #kept))
+  given[1] = answered(DONE, sums_given .. hints(due, overdue, behind) .. pack('<I2', #kept))
   given[#given + 1] = tail .. char(lies)
   return concat(given)
 end

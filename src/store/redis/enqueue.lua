@@ -16,7 +16,7 @@ local function flush()
 end
 -- So many numbers in the order of arrival. Whoever gets the first ones makes the partition.
 local function numbers_of(count)
-  local last = call('HINCRBY', K.meta, 'seq', count)
+  local last = call('HINCRBY', K.meta, 'seq', decimal(count))
   if last - count >= FIRST_SEQ then return last - count end
   open_meta({ 'layout' }, true)
   return call('HINCRBY', K.meta, 'seq', count) - count

@@ -15,7 +15,7 @@ local function is_marked(line) return M.lines % (2 * BIT[line]) >= BIT[line] end
 -- Takes ready jobs by (priority, place), at most one of them a suspect. Returns their records and
 -- weight, the number of suspects, and whether claimable jobs stayed. No step passes by more of what
 -- commands left behind than STALE.
-local STALE = 2000
+local STALE, READY = 2000, 114
 local function take_ready(most_jobs, admit, most_bytes)
   local recs, weight, suspects, stale, stayed = {}, 0, 0, 0, false
   for line = 0, LINES - 1 do
@@ -36,7 +36,7 @@ local function take_ready(most_jobs, admit, most_bytes)
       for at, stub in ipairs(stubs) do ids[at] = sub(stub, 9) end
       for at, stands in ipairs(call('HMGET', K.jobs, unpack(ids))) do
         -- A stub whose job has moved on is stale.
-        if not stands or sub(stands, 1, 9) ~= 'r' .. sub(stubs[at], 1, 8) then
+        if not stands or byte(stands) ~= READY or sub(stands, 2, 9) ~= sub(stubs[at], 1, 8) then
           passed = passed + 1
         elseif weight >= most_bytes then
           for back = #stubs, at, -1 do call('LPUSH', key, stubs[back]) end
@@ -74,8 +74,9 @@ local function grant(recs, from, upto, base, terms_of, nonce, given, kept)
   local roll, stand, bytes = {}, {}, 0
   for n = 1, count do
     local rec = recs[from + n - 1]
-    local id = id_of(rec)
-    roll[n] = id .. (has(byte(rec, FLAGS_AT), UNIQUE + EXCLUSIVE + RETENTION) and '\1' or '\0')
+    local id, flags = id_of(rec), byte(rec, FLAGS_AT)
+    roll[2 * n - 1] = id
+    roll[2 * n] = flags > 0 and has(flags, UNIQUE + EXCLUSIVE + RETENTION) and '\1' or '\0'
     stand[2 * n - 1], stand[2 * n] = id, 'l' .. gid .. pack('<I2', n - 1) .. rec
     bytes = bytes + #rec
   end
@@ -94,8 +95,8 @@ end
 local function grant_all(recs, base, usual, nonce, given, overdue)
   local kept, from, run, run_weight = {}, 1, usual, 0
   for n, rec in ipairs(recs) do
-    local own, heavy = usual, weight_of(rec)
-    if has(byte(rec, FLAGS_AT), TERM + MAX_LIFETIME) then
+    local own, heavy, flags = usual, weight_of(rec), byte(rec, FLAGS_AT)
+    if flags > 0 and has(flags, TERM + MAX_LIFETIME) then
       local p = parse(rec)
       own = { term = p.term or usual.term, raw = p.term_raw or usual.raw, lifetime = p.lifetime or usual.lifetime }
     end

@@ -29,7 +29,7 @@ local function take_ready(most_jobs, admit, most_bytes)
       end
       local stubs = call('LPOP', key, decimal(min(wanted, 500)))
       if not stubs then
-        if line ~= USUAL_LINE then set('lines', M.lines - BIT[line]) end
+        if line ~= USUAL_LINE then set('lines', M.lines - 2 ^ line) end
         break
       end
       local ids, before, passed = {}, #recs, 0
@@ -52,7 +52,7 @@ local function take_ready(most_jobs, admit, most_bytes)
         break
       elseif #stubs < min(wanted, 500) and weight < most_bytes then
         -- That was all of it: nothing went back for its weight.
-        if line ~= USUAL_LINE then set('lines', M.lines - BIT[line]) end
+        if line ~= USUAL_LINE then set('lines', M.lines - 2 ^ line) end
         break
       end
     end

@@ -2,8 +2,12 @@
 -- All of it is set anew by `begin`: what a call that failed has left behind is of no concern.
 local now, K, KEYS, SESSION, ARGS
 -- The counters that were read, those of them that were changed, and what is to be added to others.
-local M, changed, sums
+local M, changed, sums = {}, {}, {}
 local created, there
+-- A table that is new has to grow again, and these never hold more than the names of counters.
+local function empty(t)
+  for key in pairs(t) do t[key] = nil end
+end
 
 -- Counters are fields of META. One that was read is written back, one that was not is added to.
 local function field(name)
@@ -30,11 +34,11 @@ local function save_meta()
   local pairs_set = {}
   for name in pairs(changed) do
     pairs_set[#pairs_set + 1] = name
-    pairs_set[#pairs_set + 1] = M[name]
+    pairs_set[#pairs_set + 1] = decimal(M[name])
   end
   if #pairs_set > 0 then call('HSET', K.meta, unpack(pairs_set)) end
   for name, n in pairs(sums) do
-    if n ~= 0 then call('HINCRBY', K.meta, name, n) end
+    if n ~= 0 then call('HINCRBY', K.meta, name, decimal(n)) end
   end
 end
 -- Refused calls count where there is a partition to count them.
@@ -78,18 +82,18 @@ end
 local function next_seq() return pack('>I8', call('HINCRBY', K.meta, 'seq', 1)) end
 
 local function reply(status, body)
-  return char(status) .. p8(now) .. (created and '\1' or '\0') .. (body or '')
+  return pack('<I1I8I1', status, now, created and 1 or 0) .. (body or '')
 end
 
 -- The request's name, and what its lane remembers. Returns a refusal, or DONE and the first answer.
 -- A call that would take long comes in steps, each of which is remembered in the place of the one
 -- before.
-local R
+local R = {}
 -- The caller tells when it last heard of its session; a partition knows its own share only.
 local function is_idle(heard) return now - heard > SESSION_IDLE end
 local function recall()
   local lane, seq, verb, step, heard = read('<c4I8I1I2I8', ARGS[1])
-  R = { lane = lane, seq = seq, verb = verb, step = step }
+  R.lane, R.seq, R.verb, R.step = lane, seq, verb, step
   local kept = call('HMGET', SESSION, 'open', lane)
   -- `open` has been here before: a memory that is gone may have held this very request.
   if not kept[1] or is_idle(heard) then return LOST end

@@ -8,12 +8,14 @@
 -- why  one deadline for all leases of a claim; looking and falling asleep are one step, so that no
 --      wake-up falls between them
 local CLAIM_READS = { 'layout', 'paused', 'last', 'floor', 'lines', 'due', 'granted' }
-local function is_marked(line) return floor(M.lines / 2 ^ line) % 2 == 1 end
+local BIT = {}
+for line = 0, LINES - 1 do BIT[line] = 2 ^ line end
+local function is_marked(line) return M.lines % (2 * BIT[line]) >= BIT[line] end
 
 -- Takes ready jobs by (priority, place), at most one of them a suspect. Returns their records and
 -- weight, the number of suspects, whether claimable jobs stayed, and whether it stopped because no
 -- step passes by more of what commands left behind than about STALE.
-local STALE = 800
+local STALE, READY = 800, 114
 -- Drops what is stale among the first stubs of a line: few jobs may be wanted, and a look at one
 -- stub costs as much as a look at many. Returns how many.
 local function drop_stale(key, first)
@@ -30,6 +32,7 @@ end
 local function take_ready(most_jobs, admit, most_bytes)
   local recs, weight, suspects, stale, stayed = {}, 0, 0, 0, false
   for line = 0, LINES - 1 do
+    if M.lines < BIT[line] then break end
     local key, is_suspicious = K[line], line % 2 == 0
     while is_marked(line) and not (is_suspicious and admit == 0) do
       local wanted = is_suspicious and 1 or most_jobs - #recs
@@ -37,7 +40,7 @@ local function take_ready(most_jobs, admit, most_bytes)
         stayed = stayed or call('EXISTS', key) == 1
         break
       end
-      local stubs = call('LPOP', key, min(wanted, 500))
+      local stubs = call('LPOP', key, decimal(min(wanted, 500)))
       if not stubs then
         if line ~= USUAL_LINE then set('lines', M.lines - 2 ^ line) end
         break
@@ -46,7 +49,7 @@ local function take_ready(most_jobs, admit, most_bytes)
       for at, stub in ipairs(stubs) do ids[at] = sub(stub, 9) end
       for at, stands in ipairs(call('HMGET', K.jobs, unpack(ids))) do
         -- A stub whose job has moved on is stale.
-        if not stands or sub(stands, 1, 9) ~= 'r' .. sub(stubs[at], 1, 8) then
+        if not stands or byte(stands) ~= READY or sub(stands, 2, 9) ~= sub(stubs[at], 1, 8) then
           passed = passed + 1
         elseif weight >= most_bytes then
           for back = #stubs, at, -1 do call('LPUSH', key, stubs[back]) end
@@ -78,33 +81,37 @@ local function take_ready(most_jobs, admit, most_bytes)
   return recs, weight, suspects, stayed, stayed and stale > STALE
 end
 
--- Grants leases on jobs with the same terms. Adds the grant to `given` as the answer has it, and to
--- `kept` as it is remembered; returns its deadline.
+-- Grants leases on jobs with the same terms. Adds the parts of the grant to `given` as the answer
+-- has them, and to `kept` as it is remembered; returns its deadline.
 local function grant(recs, from, upto, base, terms_of, nonce, given, kept)
   local gid, count, owner, task = pack('>I8', base), upto - from + 1, ARGS[3], ARGS[4]
   local till = now + min(terms_of.term, terms_of.lifetime)
-  local roll, stand = {}, {}
+  local roll, stand, bytes = {}, {}, 0
   for n = 1, count do
     local rec = recs[from + n - 1]
-    local id = id_of(rec)
-    roll[n] = id .. (has(byte(rec, FLAGS_AT), UNIQUE + EXCLUSIVE + RETENTION) and '\1' or '\0')
+    local id, flags = id_of(rec), byte(rec, FLAGS_AT)
+    roll[2 * n - 1] = id
+    roll[2 * n] = flags > 0 and has(flags, UNIQUE + EXCLUSIVE + RETENTION) and '\1' or '\0'
     stand[2 * n - 1], stand[2 * n] = id, 'l' .. gid .. pack('<I2', n - 1) .. rec
+    bytes = bytes + #rec
   end
-  call('HSET', K.held, gid, pack(HEAD, till, 0, count, count, 0, nonce)
-    .. pack(TERMS, now, terms_of.lifetime, terms_of.raw, #owner, #task) .. owner .. task, gid .. ROLL, concat(roll))
-  call('ZADD', K.ends, till, gid)
+  call('HSET', K.held, gid, pack(NEW, till, 0, count, count, 0, nonce, now, terms_of.lifetime, terms_of.raw,
+    #owner, #task) .. owner .. task, gid .. ROLL, concat(roll))
+  call('ZADD', K.ends, decimal(till), gid)
   many('HSET', K.jobs, stand)
   local granted = p8(till - now)
-  given[#given + 1] = gid .. granted .. p8(now) .. terms_of.raw .. '\0\0' .. text(concat(recs, '', from, upto))
+  given[#given + 1] = gid .. granted .. pack('<I8c12I2I4', now, terms_of.raw, 0, bytes)
+  for n = from, upto do given[#given + 1] = recs[n] end
   kept[#kept + 1] = gid .. granted
   return till
 end
--- One grant for each run of jobs with the same terms. Returns the grants, and the next deadline.
-local function grant_all(recs, base, usual, nonce, overdue)
-  local given, kept, from, run, run_weight = {}, {}, 1, usual, 0
+-- One grant for each run of jobs with the same terms. Returns them as they are remembered, and the
+-- next deadline.
+local function grant_all(recs, base, usual, nonce, given, overdue)
+  local kept, from, run, run_weight = {}, 1, usual, 0
   for n, rec in ipairs(recs) do
-    local own, heavy = usual, weight_of(rec)
-    if has(byte(rec, FLAGS_AT), TERM + MAX_LIFETIME) then
+    local own, heavy, flags = usual, weight_of(rec), byte(rec, FLAGS_AT)
+    if flags > 0 and has(flags, TERM + MAX_LIFETIME) then
       local p = parse(rec)
       own = { term = p.term or usual.term, raw = p.term_raw or usual.raw, lifetime = p.lifetime or usual.lifetime }
     end
@@ -118,7 +125,7 @@ local function grant_all(recs, base, usual, nonce, overdue)
   overdue = min(overdue or NEVER, grant(recs, from, #recs, base + from - 1, run, nonce, given, kept))
   set('last', base + #recs - 1)
   add('granted', #recs)
-  return given, kept, overdue
+  return kept, overdue
 end
 
 -- What is left of the grants of a first answer, with the time originally granted.
@@ -150,6 +157,7 @@ local function answered(status, body)
   wake()
   return reply(DONE, char(status) .. (body or ''))
 end
+local function hints(due, overdue, behind) return told(due) .. told(overdue) .. told(behind) end
 local function claim()
   local wanted, admit, strict, most, term, lifetime, term_raw, seen, nonce = read('<I2I1I1I4I8I8c12I8c16', ARGS[2])
   local status, first = recall()
@@ -161,12 +169,12 @@ local function claim()
   -- As clock_behind() and ahead() of src/rules/issue.rs.
   local ahead = max(M.last, M.floor) - now
   local is_behind = (M.last > M.floor + LEAD and M.last or M.floor) > now + LEAD
-  local behind = told(is_behind and now + ahead or nil)
+  local behind = is_behind and now + ahead or nil
   -- Most queues never have a scheduled job.
   local due, overdue = M.due == 1 and next_in(K.due) or nil, next_in(K.ends)
   if M.due == 1 and not due then set('due', 0) end
   if first then
-    return answered(DONE, sub(first, 1, 7) .. told(due) .. told(overdue) .. behind .. grants_left(first) .. '\0')
+    return answered(DONE, sub(first, 1, 7) .. hints(due, overdue, behind) .. grants_left(first) .. '\0')
   end
 
   -- The next token follows the last one, the floor, the clock, and what the caller has seen of
@@ -202,11 +210,14 @@ local function claim()
   end
 
   local room = min(wanted, max(limit - base + 1, 0))
-  local recs, weight, suspects, stayed, passed_by, given, kept = {}, 0, 0, M.paused == 1, false, {}, {}
+  -- The answer is put together once, at the end: the server reads all bytes of every string.
+  local given = { '' }
+  local recs, weight, suspects, stayed, passed_by, kept = {}, 0, 0, M.paused == 1, false, {}
   if M.paused == 0 and room > 0 then
     recs, weight, suspects, stayed, passed_by = take_ready(room, admit, most)
     if #recs > 0 then
-      given, kept, overdue = grant_all(recs, base, { term = term, raw = term_raw, lifetime = lifetime }, nonce, overdue)
+      local usual = { term = term, raw = term_raw, lifetime = lifetime }
+      kept, overdue = grant_all(recs, base, usual, nonce, given, overdue)
       -- What this call put in line and has taken out again is no reason to wake anybody.
       ready = max(ready - #recs, 0)
     end
@@ -225,7 +236,8 @@ local function claim()
   end
   local tail, sums_given = pack('<I4', #reports) .. concat(reports), pack('<I2I4I1', #recs, weight, suspects)
   remember(sums_given .. pack('<I2', #kept) .. concat(kept) .. tail)
-  return answered(DONE, sums_given .. told(due) .. told(overdue) .. behind .. pack('<I2', #given)
-    .. concat(given) .. tail .. char(lies))
+  given[1] = answered(DONE, sums_given .. hints(due, overdue, behind) .. pack('<I2', #kept))
+  given[#given + 1] = tail .. char(lies)
+  return concat(given)
 end
 register('claim', claim, {})

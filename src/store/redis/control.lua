@@ -10,7 +10,7 @@ local done, skipped, duplicates, tokens
 -- are few, else by (deadline, token), so that no step has to sort them all. `visit` says false if
 -- it has had enough. A cursor is [u64 deadline][8 grant][u64 last token]. Returns the next one, if
 -- there is more.
-local FEW, HEADS = 300, 200
+local HEADS = 200
 local function walk(cursor, visit)
   local score, past, limit = read('<I8>I8<I8', cursor)
   if limit == 0 then limit = M.last end

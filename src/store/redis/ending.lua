@@ -140,6 +140,7 @@ local function settle_all(data)
     local g = held(gid)
     if g and g.nonce ~= nonce then g = false end
     local is_late = g and g.deadline <= now
+    local held_still, cancelled = is_late and '\3' or '\1', is_late and '\7' or '\5'
     for _ = 1, leases do
       lease, id, kind, at = read('<I2c16I1', data, at)
       local say
@@ -156,7 +157,7 @@ local function settle_all(data)
         verdicts[count], fenced = '\0', fenced + 1
       else
         if is_late then late = late + 1 end
-        verdicts[count] = char(1 + (is_late and 2 or 0) + (note(g, lease).cancel and 4 or 0))
+        verdicts[count] = note(g, lease).cancel and cancelled or held_still
         if kind ~= PLAIN then
           settle_one(g, lease, kind, say, front)
         elseif byte(g.roll, STRIDE * lease + STRIDE) == 1 then

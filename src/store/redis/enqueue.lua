@@ -16,7 +16,7 @@ local function flush()
 end
 -- So many numbers in the order of arrival. Whoever gets the first ones makes the partition.
 local function numbers_of(count)
-  local last = call('HINCRBY', K.meta, 'seq', count)
+  local last = call('HINCRBY', K.meta, 'seq', decimal(count))
   if last - count >= FIRST_SEQ then return last - count end
   open_meta({ 'layout' }, true)
   return call('HINCRBY', K.meta, 'seq', count) - count
@@ -43,8 +43,8 @@ local function enqueue()
   stored, lines, plain = {}, {}, 0
   for n = 1, count do
     local id, begins, delay = ids[n], froms[n], delays[n]
-    local low, high, holder = byte(jobs, begins + FLAGS_AT - 1, begins + FLAGS_AT)
-    local is_keyed = has(low + 256 * high, UNIQUE + EXCLUSIVE)
+    local flags, holder = byte(jobs, begins + FLAGS_AT - 1), nil
+    local is_keyed = flags > 0 and has(flags, UNIQUE + EXCLUSIVE)
     if seen[id] then
       holder = id
     elseif not is_keyed and delay == 0 then

@@ -7,10 +7,11 @@
 -- NOTES has what is known of single leases. Receipts name a lease by its place in the grant as it
 -- was given.
 local HEAD, TERMS = '<I8I4I2I2I2c16', '<I8I8c12I2I2'
+local NEW = '<I8I4I2I2I2c16I8I8c12I2I2'
 local ROLL, STRIDE = '\0', 17
-local grants
+local grants = {}
 -- Notes that were changed.
-local unsaved
+local unsaved = {}
 
 local function open_grant(gid, raw, roll)
   local deadline, renewals, live, count, noted, nonce = read(HEAD, raw)
@@ -18,7 +19,7 @@ local function open_grant(gid, raw, roll)
   local marks = 67 + owners + tasks
   local g = {
     gid = gid, deadline = deadline, renewals = renewals, live = live, count = count, noted = noted, nonce = nonce,
-    fixed = sub(raw, 19, marks - 1), marks = sub(raw, marks), roll = roll, owners = owners, tasks = tasks,
+    raw = raw, until_marks = marks - 1, marks = sub(raw, marks), roll = roll, owners = owners, tasks = tasks,
     notes = {}, over = {},
   }
   grants[gid] = g
@@ -38,8 +39,8 @@ local function terms(g)
   if g.granted_at then return end
   local at
   g.base = (read('>I8', g.gid))
-  g.granted_at, g.lifetime, g.term_raw, at = read(TERMS, g.fixed, 17)
-  g.owner, g.task = sub(g.fixed, 49, 48 + g.owners), sub(g.fixed, 49 + g.owners)
+  g.granted_at, g.lifetime, g.term_raw, at = read(TERMS, g.raw, 35)
+  g.owner, g.task = sub(g.raw, 67, 66 + g.owners), sub(g.raw, 67 + g.owners, g.until_marks)
 end
 local function first_of(g) return (read('>I8', g.gid)) end
 -- Which leases have ended, as HELD has it.
@@ -53,7 +54,8 @@ local function marks(g)
   return g.marks
 end
 local function head(g)
-  return pack('<I8I4I2I2I2', g.deadline, g.renewals, g.live, g.count, g.noted) .. g.fixed .. marks(g)
+  return pack('<I8I4I2I2I2', g.deadline, g.renewals, g.live, g.count, g.noted)
+    .. sub(g.raw, 19, g.until_marks) .. marks(g)
 end
 local function is_live(g, at)
   return at < g.count and not g.over[at] and (g.marks == '' or byte(g.marks, at + 1) == 48)
@@ -120,13 +122,16 @@ end
 -- Stores the grants and notes that were changed; those of which `moved` is set have another
 -- deadline.
 local function save_grants()
-  local heads, deadlines, over, notes = {}, {}, {}, {}
-  for key, n in pairs(unsaved) do
-    notes[#notes + 1] = key
-    notes[#notes + 1] = n
+  local heads, deadlines, over = {}, {}, {}
+  if next(unsaved) then
+    local notes = {}
+    for key, n in pairs(unsaved) do
+      notes[#notes + 1] = key
+      notes[#notes + 1] = n
+    end
+    many('HSET', K.note, notes)
+    unsaved = {}
   end
-  if #notes > 0 then many('HSET', K.note, notes) end
-  unsaved = {}
   for gid, g in pairs(grants) do
     if g and g.dirty then
       if g.live == 0 then
@@ -197,8 +202,8 @@ local function finish(g, at, rec, p, code, next, change, front)
 end
 
 -- The earliest moment of a set, and how an answer tells how far off it is.
-local function next_in(set) return tonumber(call('ZRANGE', set, 0, 0, 'WITHSCORES')[2]) end
-local function told(at) return at and '\1' .. p8(max(at - now, 0)) or '\0' .. p8(0) end
+local function next_in(set) return tonumber(call('ZRANGE', set, '0', '0', 'WITHSCORES')[2]) end
+local function told(at) return pack('<I1I8', at and 1 or 0, at and max(at - now, 0) or 0) end
 
 -- Visits the live grants from one deadline, or -inf, to another, by (deadline, token). `visit` gets
 -- the id, the deadline and the number of leases alive, none if the grant was lost; it returns false
@@ -220,7 +225,8 @@ local function by_deadline(since, upto, visit)
   until #ids < 100
 end
 
--- The first tokens of all live grants, in order.
+-- The first tokens of all live grants, in order. It takes long if they are not few.
+local FEW = 300
 local function all_bases()
   local bases = {}
   for n, gid in ipairs(call('ZRANGE', K.ends, 0, -1)) do bases[n] = (read('>I8', gid)) end

@@ -55,17 +55,18 @@ function ask.queue()
   local answer = {}
   for n = 2, #fields do answer[#answer + 1] = p8(tonumber(fields[n]) or 0) end
   for n = 1, 7 do answer[#answer + 1] = p8(counts[n]) end
-  local oldest
+  -- At least the first of each line.
+  local oldest, left = nil, STUBS
   for line = 0, LINES - 1 do
     local from, stubs, run_at = 0, nil, nil
     repeat
       stubs = call('LRANGE', K[line], from, from + 99)
-      from = from + #stubs
+      from, left = from + #stubs, left - #stubs
       for _, stub in ipairs(stubs) do
         local stands = not run_at and in_line(stub)
         if stands then run_at = u8(record_in(stands), RUN_AT) end
       end
-    until run_at or #stubs == 0 or from > STUBS
+    until run_at or #stubs == 0 or left <= 0
     if run_at and (not oldest or run_at < oldest) then oldest = run_at end
   end
   return reply(DONE, concat(answer) .. (oldest and '\1' or '\0') .. p8(oldest or 0))
@@ -105,7 +106,11 @@ local function settled(state)
   end
 end
 ask.c, ask.d, ask.x = settled('c'), settled('d'), settled('x')
+-- By token if the grants are few, else by deadline.
 function ask.l(after, most)
+  if find(after, ':', 1, true) or after == '' and call('ZCARD', K.ends) > FEW then
+    return ask.leases(after, most)
+  end
   local past, last, rows = tonumber(after) or 0, nil, {}
   for _, base in ipairs(all_bases()) do
     local g = base + 1000 > past and held(pack('>I8', base))
@@ -123,13 +128,16 @@ end
 -- Ready: line by line, then the parked.
 function ask.r(after, most)
   local line, element = string.match(after, '^(%d+):(%d+)$')
-  local rows = {}
+  local rows, stale = {}, 0
   line, element = tonumber(line) or 0, tonumber(element) or 0
-  while line < 16 do
+  while line < LINES do
+    if stale >= STUBS then return page(rows, format('%d:%d', line, element)) end
     local stubs = call('LRANGE', K[line], element, element + 99)
     for n, stub in ipairs(stubs) do
       local stands = in_line(stub)
-      if stands then
+      if not stands then
+        stale = stale + 1
+      else
         if #rows == most then return page(rows, format('%d:%d', line, element + n - 1)) end
         rows[#rows + 1] = row(stands)
       end

@@ -178,11 +178,18 @@ impl RedisStore {
         while let Some(partition) = queue.partition(number) {
             let ask = self.ask(&partition, letter(state), &after, 1, ["", ""]);
             let (_, mut body) = ask.await?;
-            if !body.is_empty() && body.u32()? > 0 {
-                return Ok(Some(format!("{number}/{after}")));
+            let mut further = String::new();
+            if !body.is_empty() {
+                if body.u32()? > 0 {
+                    return Ok(Some(format!("{number}/{after}")));
+                }
+                // A step passes by so many stale places at most.
+                further.push_str(&body.text()?);
             }
-            number += 1;
-            after.clear();
+            if further.is_empty() {
+                number += 1;
+            }
+            after = further;
         }
         Ok(None)
     }

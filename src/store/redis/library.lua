@@ -3,8 +3,12 @@
 local function begin(keys, args)
   if not call then learn() end
   KEYS, ARGS, K, SESSION = keys, args, names_of(keys[1]), keys[2]
-  M, changed, sums, created, there = {}, {}, {}, false, true
-  grants, unsaved, ready, suspicious = {}, {}, 0, 0
+  empty(M)
+  empty(changed)
+  empty(sums)
+  created, there, ready, suspicious = false, true, 0, 0
+  if next(grants) then grants = {} end
+  if next(unsaved) then unsaved = {} end
   now = clock(args)
 end
 local function register(name, verb, flags)

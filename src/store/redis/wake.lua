@@ -11,7 +11,7 @@ end
 -- Wakes as many as there are jobs, the longest asleep first, each of them once.
 local function wake()
   while ready > 0 do
-    local some = call('ZPOPMIN', K.sleep, ready)
+    local some = call('ZPOPMIN', K.sleep, decimal(ready))
     if #some == 0 then break end
     for n = 1, #some, 2 do
       if tonumber(some[n + 1]) > now then
@@ -33,6 +33,6 @@ end
 
 -- Lies down, or gets up.
 local function lie_down(sleeper, with_suspects)
-  call('ZADD', K.sleep, now + SLEEP, (with_suspects and 's' or 'n') .. sleeper)
+  call('ZADD', K.sleep, decimal(now + SLEEP), (with_suspects and 's' or 'n') .. sleeper)
 end
 local function get_up(sleeper) call('ZREM', K.sleep, 's' .. sleeper, 'n' .. sleeper) end

@@ -13,7 +13,8 @@ local function p8(n) return pack('<I8', n) end
 local function u8(s, at) return (read('<I8', s, at)) end
 local function u4(s, at) return (read('<I4', s, at)) end
 local function text(s) return pack('<I4', #s) .. s end
-local function decimal(n) return format('%.0f', n) end
+-- The server itself would write a number as a real one, at ten times the cost.
+local function decimal(n) return format('%d', n) end
 
 -- Where the head of a grant has how many of its leases are alive; `grant.lua` has the rest.
 local HEAD_LIVE = 13

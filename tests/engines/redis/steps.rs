@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::clock::ManualClock;
-use leasehold::inspect::{self, LeaseFilter, Page};
+use leasehold::inspect::{self, JobView, LeaseFilter, Page, Paged};
 use leasehold::job::{JobState, Namespace};
 use leasehold::lease::Progress;
 use leasehold::store::{
@@ -17,6 +17,14 @@ use crate::redis::support::redis::Standalone;
 
 /// What the server keeps of the windows of unique keys.
 const WINDOWS: &str = "{steps:default:0}:uwin";
+
+/// The partition's jobs, and its line of those with the usual priority.
+const JOBS: &str = "{steps:default:0}:jobs";
+const LINE: &str = "{steps:default:0}:4";
+
+/// Loses the first jobs of a line.
+const LOSE: &str = "for _, stub in ipairs(redis.call('LRANGE', KEYS[1], 0, ARGV[1])) do \
+                    redis.call('HDEL', KEYS[2], string.sub(stub, 9)) end";
 
 /// Takes about five milliseconds of a core of the machine on which the limit was set: on a slower
 /// one, so much more.
@@ -418,6 +426,19 @@ async fn ten_thousand_grants_are_looked_through() {
             assert_eq!(page.unwrap().rows.len(), found);
             world.assert_short("10,000 grants", &spent, least).await;
         }
+        let leased = |page| inspect::jobs(world.d.store(), queue(), JobState::Leased, page);
+        let (page, spent) = world.spending(leased(Page::first(500))).await;
+        let page = page.unwrap();
+        let ids =
+            |page: &Paged<JobView>| page.rows.iter().map(|row| row.job.id).collect::<Vec<_>>();
+        let those = |held: &[Held]| held.iter().map(Held::id).collect::<Vec<_>>();
+        assert_eq!(ids(&page), those(&held[..500]));
+        let what = "leased jobs of 10,000 grants";
+        world.assert_short(what, &spent, 5).await;
+        let after = page.next;
+        let (page, spent) = world.spending(leased(Page { after, rows: 500 })).await;
+        assert_eq!(ids(&page.unwrap()), those(&held[500..1_000]));
+        world.assert_short(what, &spent, 5).await;
         world.d.advance(TERM).await;
         let (reaped, spent) = world.spending(world.d.reap(1_000)).await;
         assert_eq!(reaped.len(), 1_000);
@@ -488,6 +509,40 @@ async fn a_hundred_thousand_jobs_are_purged() {
             (queue.counts.ready, world.d.ledger().await.purged),
             (0, jobs)
         );
+    })
+    .await;
+}
+
+/// A look passes by so many places at most that have no job any longer.
+#[tokio::test]
+#[ignore = "needs redis-server: ./tests/run"]
+async fn jobs_behind_ten_thousand_empty_places_are_listed() {
+    calmly(async || {
+        let world = World::new().await;
+        let d = &world.d;
+        d.enqueue_many(9_990).await;
+        let ids = d.enqueue_many(10).await;
+        // Commands clear away what leads a line; what a server lost stays there until it is claimed.
+        let words = ["EVAL", LOSE, "2", LINE, JOBS, "9989"];
+        world.server.server.tell::<()>(&words);
+        let (mut found, mut after) = (Vec::new(), None);
+        let what = "ready jobs behind empty places";
+        loop {
+            let page = Page { after, rows: 5 };
+            let look = inspect::jobs(d.store(), queue(), JobState::Ready, page);
+            let (page, spent) = world.spending(look).await;
+            let page = page.unwrap();
+            assert_eq!(page.rows.len(), 5);
+            found.extend(page.rows.iter().map(|row| row.job.id));
+            world
+                .assert_short(what, &spent, if found.len() == 5 { 5 } else { 1 })
+                .await;
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
+        }
+        assert_eq!(found, ids);
     })
     .await;
 }

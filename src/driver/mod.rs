@@ -159,8 +159,15 @@ pub trait SqlBegin<Driver>: Sized + Send {
 pub(crate) fn in_schema<'s>(sql: &'s str, schema: &str) -> Cow<'s, str> {
     match schema {
         SCHEMA => Cow::Borrowed(sql),
-        // Settings of ours keep their names: `'leasehold.` is in quotes.
-        _ => Cow::Owned(sql.replace(" leasehold.", &format!(" \"{schema}\"."))),
+        _ => {
+            // Settings of ours keep their names: `'leasehold.` is in quotes.
+            let parts = sql.split("leasehold.").map(String::from);
+            let joined = parts.reduce(|before, after| match before.ends_with('\'') {
+                true => before + "leasehold." + &after,
+                false => before + &format!("\"{schema}\".") + &after,
+            });
+            Cow::Owned(joined.unwrap_or_default())
+        }
     }
 }
 

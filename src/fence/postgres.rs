@@ -1,10 +1,10 @@
 //! A fence in the caller's PostgreSQL transaction, of any driver.
 //!
-//! Opening writes the scope's row, in one round trip (two for a scope without a mark), and so locks
-//! it until the transaction ends: an older owner waits for it and is then refused, a newer one waits
-//! and then sees what was written. The mark and the effect commit together. `READ COMMITTED`, the
-//! default, is enough; under `REPEATABLE READ` and `SERIALIZABLE` opening fails as contended where
-//! it would have to act on an old picture.
+//! Opening writes the scope's row, in one round trip (two for a scope without a mark), and so
+//! locks it until the transaction ends: an older owner waits for it and is then refused, a newer
+//! one waits and then sees what was written. The mark and the effect commit together.
+//! `READ COMMITTED`, the default, is enough; under `REPEATABLE READ` and `SERIALIZABLE` opening
+//! fails as contended where it would have to act on an old picture.
 //!
 //! ```no_run
 //! # use leasehold::{Context, Failure};
@@ -79,8 +79,8 @@ const OPEN: &str = concat!(
     SELECT ARRAY[another::text, scope, mark::text, is_new::text] AS answer FROM held LEFT JOIN opened ON true"
 );
 
-/// The floor, in a statement of its own: one that wrote a new row may have waited for the prune
-/// that deleted the old one, and has the picture of before. A transaction that has only that picture
+/// The floor, in a statement of its own: one that wrote a new row may have waited for the prune that
+/// deleted the old one, and has the picture of before. A transaction that has only that picture
 /// fails if the floor was raised since.
 const FLOOR: &str = "
     SELECT ARRAY[mark::text] AS answer

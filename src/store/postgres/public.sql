@@ -443,8 +443,8 @@ BEGIN
     ORDER BY k.n;
 END $$;
 
--- Puts the limits of a lease on a transaction: the server ends it if it stands still for a term, and
--- a statement that takes longer than the lease has left (all in milliseconds).
+-- Puts the limits of a lease on a transaction: the server ends it if it stands still for a term,
+-- and a statement that takes longer than the lease has left (all in milliseconds).
 CREATE OR REPLACE FUNCTION leasehold.limit_1(term bigint, left_ bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     own   bigint;
@@ -625,8 +625,8 @@ BEGIN
     END;
 END $$;
 
--- Begins work under a lease: first in the transaction, under its limits. A frozen owner does not hold
--- its successor.
+-- Begins work under a lease: first in the transaction, under its limits. A frozen owner does not
+-- hold its successor.
 CREATE OR REPLACE FUNCTION leasehold.begin(receipt text, options jsonb DEFAULT '{}')
 RETURNS TABLE (scope text, token bigint, deadline timestamptz) LANGUAGE plpgsql ROWS 1 AS $$
 #variable_conflict use_column
@@ -664,8 +664,8 @@ BEGIN
     PERFORM leasehold.hold_1(open_fence.scope, open_fence.token);
     INSERT INTO leasehold.fence AS f (scope, mark) VALUES (open_fence.scope, open_fence.token)
     ON CONFLICT (scope) DO UPDATE SET mark = greatest(f.mark, excluded.mark) RETURNING f.mark INTO now_;
-    -- Marks below the floor were forgotten, perhaps just now. A transaction that reads only what was
-    -- there when it began fails if the floor was raised since.
+    -- Marks below the floor were forgotten, perhaps just now. A transaction that reads only what
+    -- was there when it began fails if the floor was raised since.
     PERFORM FROM leasehold.fence f WHERE f.scope = '' AND current_setting('transaction_isolation') <> 'read committed' FOR SHARE;
     SELECT greatest(now_, (SELECT f.mark FROM leasehold.fence f WHERE f.scope = '')) INTO now_;
     IF now_ > open_fence.token OR open_fence.token IS NULL THEN

@@ -155,20 +155,23 @@ pub trait SqlBegin<Driver>: Sized + Send {
     async fn begin(self) -> Result<Self::Transaction, SqlError>;
 }
 
-/// A statement of ours for another schema than `leasehold`.
+/// A statement of ours for another schema than `leasehold`. Settings of ours keep their names:
+/// `'leasehold.` is in quotes.
 pub(crate) fn in_schema<'s>(sql: &'s str, schema: &str) -> Cow<'s, str> {
-    match schema {
-        SCHEMA => Cow::Borrowed(sql),
-        _ => {
-            // Settings of ours keep their names: `'leasehold.` is in quotes.
-            let parts = sql.split("leasehold.").map(String::from);
-            let joined = parts.reduce(|before, after| match before.ends_with('\'') {
-                true => before + "leasehold." + &after,
-                false => before + &format!("\"{schema}\".") + &after,
-            });
-            Cow::Owned(joined.unwrap_or_default())
-        }
+    if schema == SCHEMA {
+        return Cow::Borrowed(sql);
     }
+    let mut parts = sql.split("leasehold.");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        if text.ends_with('\'') {
+            text += "leasehold.";
+        } else {
+            text.extend(["\"", schema, "\"."]);
+        }
+        text += part;
+    }
+    Cow::Owned(text)
 }
 
 /// What an SQLSTATE means to whoever called.

@@ -155,13 +155,23 @@ pub trait SqlBegin<Driver>: Sized + Send {
     async fn begin(self) -> Result<Self::Transaction, SqlError>;
 }
 
-/// A statement of ours for another schema than `leasehold`.
+/// A statement of ours for another schema than `leasehold`. Settings of ours keep their names:
+/// `'leasehold.` is in quotes.
 pub(crate) fn in_schema<'s>(sql: &'s str, schema: &str) -> Cow<'s, str> {
-    match schema {
-        SCHEMA => Cow::Borrowed(sql),
-        // Settings of ours keep their names: `'leasehold.` is in quotes.
-        _ => Cow::Owned(sql.replace(" leasehold.", &format!(" \"{schema}\"."))),
+    if schema == SCHEMA {
+        return Cow::Borrowed(sql);
     }
+    let mut parts = sql.split("leasehold.");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        if text.ends_with('\'') {
+            text += "leasehold.";
+        } else {
+            text.extend(["\"", schema, "\"."]);
+        }
+        text += part;
+    }
+    Cow::Owned(text)
 }
 
 /// What an SQLSTATE means to whoever called.

@@ -1,10 +1,10 @@
 //! A fence in the caller's PostgreSQL transaction, of any driver.
 //!
-//! Opening writes the scope's row, in one round trip, and so locks it until the transaction ends:
-//! an older owner waits for it and is then refused, a newer one waits and then sees what was
-//! written. The mark and the effect commit together. `READ COMMITTED`, the default, is enough;
-//! under `REPEATABLE READ` and `SERIALIZABLE` opening fails as contended where it would have to act
-//! on an old picture.
+//! Opening writes the scope's row, in one round trip (two for a scope without a mark), and so
+//! locks it until the transaction ends: an older owner waits for it and is then refused, a newer
+//! one waits and then sees what was written. The mark and the effect commit together.
+//! `READ COMMITTED`, the default, is enough; under `REPEATABLE READ` and `SERIALIZABLE` opening
+//! fails as contended where it would have to act on an old picture.
 //!
 //! ```no_run
 //! # use leasehold::{Context, Failure};
@@ -42,7 +42,7 @@ use std::ops::{Deref, DerefMut};
 
 use super::{FenceError, Op, Scope, Stale, operation_name};
 use crate::driver::limit::{Limits, end_stale, is_true, limited};
-use crate::driver::{SCHEMA, SqlArg, SqlError, SqlRunner, in_schema};
+use crate::driver::{SCHEMA, SqlArg, SqlError, SqlRow, SqlRunner, in_schema};
 use crate::error::ErrorKind;
 use crate::lease::FencingToken;
 
@@ -74,10 +74,21 @@ const OPEN: &str = concat!(
           AND $2::int8 >= coalesce((SELECT mark FROM leasehold.fence WHERE scope = ''), 0)
         ORDER BY text COLLATE \"C\"
         ON CONFLICT (scope) DO UPDATE SET mark = greatest(f.mark, excluded.mark)
-        RETURNING scope, mark
+        RETURNING scope, mark, f.xmax = 0 AS is_new
     )
-    SELECT ARRAY[another::text, scope, mark::text] AS answer FROM held LEFT JOIN opened ON true"
+    SELECT ARRAY[another::text, scope, mark::text, is_new::text] AS answer FROM held LEFT JOIN opened ON true"
 );
+
+/// The floor, in a statement of its own: one that wrote a new row may have waited for the prune that
+/// deleted the old one, and has the picture of before. A transaction that has only that picture
+/// fails if the floor was raised since.
+const FLOOR: &str = "
+    SELECT ARRAY[mark::text] AS answer
+    FROM (SELECT count(*) FROM (
+              SELECT FROM leasehold.fence
+              WHERE scope = '' AND current_setting('transaction_isolation') <> 'read committed'
+              FOR SHARE) AS locked) AS first, leasehold.fence
+    WHERE scope = ''";
 
 const MARK: &str = "SELECT ARRAY[max(mark)::text] AS answer FROM leasehold.fence
     WHERE scope IN ($1::text, '')";
@@ -164,7 +175,7 @@ pub(crate) async fn opened<T: SqlRunner<D>, D>(
         rows = tx.run(&open, &args).await.map_err(trouble)?;
     }
     let mut marks = rows.iter().filter_map(|row| match &row[..] {
-        [_, Some(scope), Some(mark)] => Some((scope, mark.parse::<u64>().ok()?)),
+        [_, Some(scope), Some(mark), _] => Some((scope, mark.parse::<u64>().ok()?)),
         _ => None,
     });
     let first = marks.next();
@@ -176,16 +187,21 @@ pub(crate) async fn opened<T: SqlRunner<D>, D>(
             .run(&in_schema(MARK, schema), &args)
             .await
             .map_err(trouble)?;
-        let mark = mark
-            .first()
-            .and_then(|row| row.first()?.as_ref()?.parse().ok());
-        let mark = FencingToken::new(mark.unwrap_or_default());
-        return Err(Stale::refuse(scope, token, mark, Op::Open).into());
+        return Err(Stale::refuse(scope, token, mark_of(&mark), Op::Open).into());
     }
     for (text, mark) in first.into_iter().chain(marks) {
         let scope = scopes.iter().find(|scope| scope.as_str() == text);
         if let Some(scope) = scope.filter(|_| mark > token.get()) {
             return Err(Stale::refuse(scope, token, FencingToken::new(mark), Op::Open).into());
+        }
+    }
+    if let Some(scope) = scopes.first()
+        && (0..rows.len()).any(|nth| is_true(&rows[nth..], 3))
+    {
+        let floor = tx.run(&in_schema(FLOOR, schema), &[]).await;
+        let floor = mark_of(&floor.map_err(trouble)?);
+        if floor > token {
+            return Err(Stale::refuse(scope, token, floor, Op::Open).into());
         }
     }
     Ok(OpenTransaction {
@@ -249,6 +265,12 @@ impl<T: DerefMut, D> DerefMut for OpenTransaction<T, D> {
     fn deref_mut(&mut self) -> &mut T::Target {
         &mut self.tx
     }
+}
+
+/// The only number of an answer; none is the smallest.
+fn mark_of(rows: &[SqlRow]) -> FencingToken {
+    let cell = rows.first().and_then(|row| row.first()?.as_ref());
+    FencingToken::new(cell.and_then(|cell| cell.parse().ok()).unwrap_or_default())
 }
 
 fn trouble(error: SqlError) -> FenceError {

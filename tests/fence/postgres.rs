@@ -272,6 +272,69 @@ async fn an_older_owner_waits_for_the_row_and_is_then_refused_at_every_isolation
     }
 }
 
+/// The floor that holds is the one of now: whoever has waited for the prune is refused like whoever
+/// comes after it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn an_older_owner_that_waits_for_a_prune_is_refused() {
+    use tokio_postgres::IsolationLevel as Level;
+    let server = Server::start(&["fsync=off"]);
+    let mut one = prepared(&server).await;
+    let mut two = connect(&server).await;
+    let observer = connect(&server).await;
+    // The first prune of all, and one that raises a floor.
+    for (n, level) in [
+        (10, Level::ReadCommitted),
+        (20, Level::ReadCommitted),
+        (30, Level::RepeatableRead),
+    ] {
+        let scope = scope(&format!("pruned {n}"));
+        let tx = one.transaction().await.unwrap();
+        open(&tx, &scope, token(n + 1)).await.unwrap();
+        tx.commit().await.unwrap();
+        let pruning = one.transaction().await.unwrap();
+        prune(&pruning, token(n + 5)).await.unwrap();
+        let begin = two.build_transaction().isolation_level(level).start();
+        let old = begin.await.unwrap();
+        let refused = {
+            let opening = async { open(&old, &scope, token(n + 1)).await.map(|_| ()) };
+            let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted";
+            let commit = async {
+                while observer
+                    .query_one(waits, &[])
+                    .await
+                    .unwrap()
+                    .get::<_, i64>(0)
+                    == 0
+                {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                pruning.commit().await.unwrap();
+            };
+            tokio::join!(opening, commit).0.unwrap_err()
+        };
+        match level {
+            Level::ReadCommitted => assert_eq!(refused.stale().unwrap().mark(), token(n + 5)),
+            _ => assert!(
+                matches!(&refused, FenceError::Trouble(e) if e.kind() == ErrorKind::Contended),
+                "{refused}"
+            ),
+        }
+        old.rollback().await.unwrap();
+        // A prune that is rolled back stops nobody.
+        let newer = token(n + 6);
+        let tx = one.transaction().await.unwrap();
+        open(&tx, &scope, newer).await.unwrap();
+        tx.commit().await.unwrap();
+        let pruning = one.transaction().await.unwrap();
+        prune(&pruning, token(n + 9)).await.unwrap();
+        pruning.rollback().await.unwrap();
+        let tx = two.transaction().await.unwrap();
+        open(&tx, &scope, newer).await.unwrap();
+        tx.commit().await.unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs postgresql: ./tests/run"]
 async fn marks_survive_a_killed_server_and_missing_tables_are_named() {

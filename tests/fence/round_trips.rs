@@ -159,7 +159,7 @@ mod postgres {
 
     #[tokio::test]
     #[ignore = "needs postgresql: ./tests/run"]
-    async fn opening_is_one_statement_of_the_callers_transaction() {
+    async fn opening_is_one_statement_of_the_callers_transaction_and_two_the_first_time() {
         let server = Server::start(&["fsync=off"]);
         let mut config: Config = server.url().parse().unwrap();
         let port = config.get_ports()[0];
@@ -175,7 +175,11 @@ mod postgres {
         let table = "CREATE TABLE account (balance BIGINT); INSERT INTO account VALUES (0)";
         client.batch_execute(table).await.unwrap();
         let ((), plain) = wire.count(write(&mut client, None)).await;
-        let ((), fenced) = wire.count(write(&mut client, Some(1))).await;
-        assert_eq!((plain, fenced), (3, 4), "begin, open, write, commit");
+        let ((), first) = wire.count(write(&mut client, Some(1))).await;
+        assert_eq!((plain, first), (3, 5), "begin, open, floor, write, commit");
+        for token in [1, 2] {
+            let ((), fenced) = wire.count(write(&mut client, Some(token))).await;
+            assert_eq!(fenced, 4, "begin, open, write, commit");
+        }
     }
 }

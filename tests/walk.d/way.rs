@@ -1,7 +1,8 @@
 //! Reads traces of `life` and prints a job's way through the files, as `tests/walk` defines it.
 //!
-//! `way ROOT PROGRAM STORE TRACE [TRACE_OF_RETRIED] [--list] [--monitor=FILE]`; the file is what
-//! Redis' MONITOR printed meanwhile.
+//! `way ROOT PROGRAM STORE TRACE [TRACE_OF_RETRIED] [--list] [--monitor=FILE] [--functions]`; the
+//! file is what Redis' MONITOR printed meanwhile. With `--functions`, `TRACE.functions` names the
+//! functions that ran in the server.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::error::Error;
@@ -34,6 +35,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             let times = std::fs::read_to_string(format!("{trace}.times"))?;
             let scripts = scripts(&std::fs::read_to_string(monitor)?, &times)?;
             way.statements.extend(lua_in(root, &scripts));
+        }
+        if options.iter().any(|option| option == "--functions") {
+            // What a function of ours names may not have run, and what it calls has.
+            let called = std::fs::read_to_string(format!("{trace}.functions"))?;
+            way.statements = sql_in(root, store, &called).into_iter().collect();
         }
         ways.push(way);
     }
@@ -462,6 +468,17 @@ fn unescaped(text: &str) -> String {
         }
     }
     String::from_utf8_lossy(&found).into_owned()
+}
+
+/// The SQL files that define one of the functions; but those for who looks, which is `life` itself
+/// before and after the job's life.
+fn sql_in(root: &str, store: &str, called: &str) -> Vec<String> {
+    let sql = files(root, ".sql").into_iter().filter(|(file, text)| {
+        let is_defined = |name: &str| text.contains(&format!("FUNCTION leasehold.{name}("));
+        let is_look = file.ends_with("/inspect.sql") || file.ends_with("/views.sql");
+        file.contains(&format!("/{store}/")) && !is_look && called.lines().any(is_defined)
+    });
+    sql.map(|(file, _)| file).collect()
 }
 
 /// The Lua files that are part of one of the scripts, by how their first line begins: in all of

@@ -135,6 +135,8 @@ BEGIN
     next_due := NULL;
     next_end := NULL;
     late := NULL;
+    -- A queue may be removed before its lock is had.
+    ids := array_fill(NULL::integer, ARRAY[cardinality(queues)]);
     FOR q IN
         SELECT k.id, k.name, k.paused FROM leasehold.queue k
         WHERE k.namespace = of_namespace AND k.name = ANY (queues) ORDER BY k.id FOR NO KEY UPDATE
@@ -502,7 +504,7 @@ CREATE OR REPLACE FUNCTION leasehold.add_up_1(of_queue integer, at bigint) RETUR
 DECLARE
     h leasehold.head;
 BEGIN
-    PERFORM FROM leasehold.queue q WHERE q.id = of_queue FOR UPDATE SKIP LOCKED;
+    PERFORM FROM leasehold.queue q WHERE q.id = of_queue FOR NO KEY UPDATE SKIP LOCKED;
     IF FOUND THEN
         SELECT * INTO h FROM leasehold.head_1(of_queue);
         PERFORM leasehold.save_head_1(leasehold.added_up_1(leasehold.advance_1(h, at)));

@@ -129,7 +129,7 @@ BEGIN
     done := 0;
     skipped := 0;
     others := '[]';
-    SELECT q.name INTO of_name FROM leasehold.queue q WHERE q.id = of_queue FOR UPDATE;
+    SELECT q.name INTO of_name FROM leasehold.queue q WHERE q.id = of_queue FOR NO KEY UPDATE;
     noted := leasehold.enter_1(of_queue);
     ids := leasehold.selected_1(of_queue, which);
     PERFORM FROM leasehold.job k WHERE k.queue = of_queue AND k.id = ANY (ids) AND k.state = state.LEASED
@@ -255,7 +255,7 @@ BEGIN
     IF cardinality(ids) = 0 THEN
         RETURN tokens;
     END IF;
-    SELECT q.name INTO of_name FROM leasehold.queue q WHERE q.id = of_queue FOR UPDATE;
+    SELECT q.name INTO of_name FROM leasehold.queue q WHERE q.id = of_queue FOR NO KEY UPDATE;
     PERFORM leasehold.enter_1(of_queue);
     PERFORM FROM leasehold.job j WHERE j.queue = of_queue AND j.id = ANY (ids) AND j.state = state.LEASED
     ORDER BY j.token FOR UPDATE;

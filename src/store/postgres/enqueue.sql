@@ -143,19 +143,20 @@ BEGIN
                        WITH ORDINALITY AS k (id, name, kind, payload, delay, uniq, key, o, n)
                   WHERE k.n <> ALL (others)) AS n
             ON CONFLICT DO NOTHING
-            RETURNING j.queue, j.state
+            RETURNING j.queue, j.state, j.run_at
         )
         SELECT new.queue, count(*) AS jobs, count(*) FILTER (WHERE new.state = state.SCHEDULED) AS scheduled,
-               count(*) FILTER (WHERE new.state = state.PARKED) AS parked
+               count(*) FILTER (WHERE new.state = state.PARKED) AS parked,
+               -- The next claim has these, ready or due.
+               count(*) FILTER (WHERE new.state <> state.PARKED AND new.run_at <= at) AS now
         FROM new GROUP BY new.queue ORDER BY new.queue
     LOOP
         stored := stored + made.jobs;
         INSERT INTO leasehold.tally (queue, n, counts)
         VALUES (made.queue, nextval('leasehold.place'),
                 ARRAY[made.scheduled, made.jobs - made.scheduled, made.parked, 0, 0, 0, 0, made.jobs]);
-        IF made.jobs > made.scheduled + made.parked THEN
-            PERFORM leasehold.wake_1(of_namespace, made.queue, names[array_position(numbers, made.queue)],
-                                     made.jobs - made.scheduled - made.parked, false);
+        IF made.now > 0 THEN
+            PERFORM leasehold.wake_1(of_namespace, made.queue, names[array_position(numbers, made.queue)], made.now, false);
         END IF;
     END LOOP;
     IF stored + cardinality(others) <> cardinality(ids) THEN

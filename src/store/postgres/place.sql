@@ -42,17 +42,22 @@ $$;
 --
 -- The epoch is read again once the lock is held. If it has moved on, this is the one before, and
 -- the other lock is taken, too: nobody moves on again while the one before is held. A transaction
--- that reads only what was there when it began takes both at once.
+-- that reads only what was there when it began takes both at once; and it locks the queue's row,
+-- which fails if the queue was removed since. That waits for a removal alone.
 CREATE OR REPLACE FUNCTION leasehold.enter_1(of_queue integer) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     class constant integer := 'leasehold.queue'::regclass::oid::integer;
     was   bigint;
     is_   bigint;
     noted bigint;
+    is_strict constant boolean := current_setting('transaction_isolation') <> 'read committed';
 BEGIN
+    IF is_strict THEN
+        PERFORM FROM leasehold.queue q WHERE q.id = of_queue FOR KEY SHARE;
+    END IF;
     SELECT h.epoch, h.drawn_at INTO was, noted FROM leasehold.head h WHERE h.queue = of_queue ORDER BY h.gen DESC LIMIT 1;
     PERFORM pg_advisory_xact_lock_shared(class, of_queue * 2 + (was % 2)::integer);
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
+    IF is_strict THEN
         PERFORM pg_advisory_xact_lock_shared(class, of_queue * 2 + 1 - (was % 2)::integer);
         RETURN noted;
     END IF;

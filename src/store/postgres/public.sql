@@ -406,6 +406,7 @@ DECLARE
     nonces  bytea[];
     upto    integer[];
     tokens  bigint[];
+    term    bigint;
 BEGIN
     PERFORM leasehold.check_options_1(options, ARRAY['namespace']);
     of_namespace := leasehold.namespace_1(options);
@@ -423,6 +424,12 @@ BEGIN
     END IF;
     SELECT array_agg(r.token ORDER BY r.queue, r.lease_of, r.nonce, r.token) INTO tokens
     FROM (SELECT DISTINCT p.* FROM unnest(receipts) AS k (text), leasehold.receipt_1(k.text) AS p) AS r;
+    SELECT min(g.term) / 1000000 INTO term FROM unnest(queues, ids, nonces) AS k (queue, id, nonce)
+    JOIN leasehold.queue q ON q.namespace = of_namespace AND q.name = k.queue
+    JOIN leasehold.grants g ON g.queue = q.id AND g.id = k.id AND g.nonce_hash = sha256(k.nonce);
+    IF term IS NOT NULL THEN
+        PERFORM leasehold.limit_1(term, term);
+    END IF;
     RETURN QUERY
     WITH answers AS MATERIALIZED (
         SELECT a.*, queues[a.nth] AS queue, ids[a.nth] AS id, nonces[a.nth] AS nonce,
@@ -436,6 +443,43 @@ BEGIN
     ORDER BY k.n;
 END $$;
 
+-- Puts the limits of a lease on a transaction: the server ends it if it stands still for a term,
+-- and a statement that takes longer than the lease has left (all in milliseconds).
+CREATE OR REPLACE FUNCTION leasehold.limit_1(term bigint, left_ bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    own   bigint;
+    name  text;
+    noted text;
+    most  bigint;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['idle_in_transaction_session_timeout', 'statement_timeout', 'lock_timeout'] LOOP
+        most := least(2147483647, greatest(1, CASE name WHEN 'idle_in_transaction_session_timeout' THEN term ELSE left_ END));
+        -- A stricter one of the caller's own stays. It is kept under another name, as in
+        -- src/driver/limit.rs, so that a later call under a renewed lease can set a longer limit.
+        noted := 'leasehold' || '.' || name;
+        PERFORM set_config(noted, coalesce(nullif(current_setting(noted, true), ''), current_setting(name)), true);
+        own := nullif((extract(epoch FROM current_setting(noted)::interval) * 1000)::bigint, 0);
+        PERFORM set_config(name, least(own, most)::text, true);
+    END LOOP;
+END $$;
+
+-- The same before a call that locks the lease's job, so that a transaction of which it is the first
+-- does not keep the job for longer. A lease that is overdue can still be ended: what is left of it
+-- is no limit then.
+CREATE OR REPLACE FUNCTION leasehold.limit_of_1(of_namespace text, receipt text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    r    constant record := leasehold.receipt_1(receipt);
+    term bigint;
+    left_ bigint;
+BEGIN
+    SELECT g.term / 1000000, (g.deadline - leasehold.clock_1(NULL)) / 1000 INTO term, left_
+    FROM leasehold.grants g JOIN leasehold.queue q ON q.id = g.queue
+    WHERE q.name = r.queue AND q.namespace = of_namespace AND g.id = r.lease_of AND g.nonce_hash = sha256(r.nonce);
+    IF FOUND THEN
+        PERFORM leasehold.limit_1(term, CASE WHEN left_ > 0 THEN left_ ELSE term END);
+    END IF;
+END $$;
+
 -- Ends one lease, or says that it was not the caller's.
 CREATE OR REPLACE FUNCTION leasehold.settle_text_1(
     receipt text, outcome smallint, delay bigint, reason text, result bytea, options jsonb
@@ -446,6 +490,7 @@ DECLARE
 BEGIN
     PERFORM leasehold.check_options_1(options, ARRAY['namespace']);
     r := leasehold.receipt_1(receipt);
+    PERFORM leasehold.limit_of_1(leasehold.namespace_1(options), receipt);
     verdicts := leasehold.settle_1(
         leasehold.namespace_1(options), NULL, NULL, NULL, NULL, ARRAY[r.queue], ARRAY[r.job], ARRAY[r.lease_of], ARRAY[r.token],
         ARRAY[r.nonce], ARRAY[outcome], ARRAY[delay], ARRAY[reason], NULL, ARRAY[result]);
@@ -541,6 +586,7 @@ BEGIN
     PERFORM leasehold.check_options_1(options, ARRAY['namespace']);
     PERFORM leasehold.check_bytes_1('checkpoint', octet_length(bytes), limit.CHECKPOINT_BYTES);
     PERFORM leasehold.number_1('seq', to_jsonb(coalesce(checkpoint.seq, -1)), 0, 9223372036854775807);
+    PERFORM leasehold.limit_of_1(leasehold.namespace_1(options), receipt);
     SELECT c.verdict INTO verdict FROM leasehold.checkpoint_1(
         leasehold.namespace_1(options), NULL, NULL, NULL, NULL, ARRAY[r.queue], ARRAY[r.job], ARRAY[r.lease_of], ARRAY[r.token],
         ARRAY[r.nonce], ARRAY[checkpoint.seq], ARRAY[bytes]) AS c;
@@ -579,19 +625,14 @@ BEGIN
     END;
 END $$;
 
--- Begins work under a lease: first in the transaction. The server ends it if it stands still for a
--- term, and a statement that takes longer than the lease has left: a frozen owner does not hold its
--- successor.
+-- Begins work under a lease: first in the transaction, under its limits. A frozen owner does not
+-- hold its successor.
 CREATE OR REPLACE FUNCTION leasehold.begin(receipt text, options jsonb DEFAULT '{}')
 RETURNS TABLE (scope text, token bigint, deadline timestamptz) LANGUAGE plpgsql ROWS 1 AS $$
 #variable_conflict use_column
 DECLARE
     r    constant record := leasehold.receipt_1(receipt);
     held record;
-    own  bigint;
-    name text;
-    noted text;
-    most bigint;
 BEGIN
     PERFORM leasehold.check_options_1(options, ARRAY['namespace']);
     SELECT g.term / 1000000 AS term, g.deadline, g.deadline - leasehold.clock_1(NULL) AS left_,
@@ -603,22 +644,14 @@ BEGIN
     IF NOT FOUND OR held.left_ <= 0 THEN
         PERFORM leasehold.stale_1('the lease of job ' || r.job || ' under token ' || r.token || ' has ended');
     END IF;
-    FOREACH name IN ARRAY ARRAY['idle_in_transaction_session_timeout', 'statement_timeout', 'lock_timeout'] LOOP
-        most := least(2147483647, greatest(1, CASE name WHEN 'idle_in_transaction_session_timeout' THEN held.term
-                                                        ELSE held.left_ / 1000 END));
-        -- A stricter one of the caller's own stays. It is kept under another name, as in
-        -- src/driver/limit.rs, so that a later call under a renewed lease can set a longer limit.
-        noted := 'leasehold' || '.' || name;
-        PERFORM set_config(noted, coalesce(nullif(current_setting(noted, true), ''), current_setting(name)), true);
-        own := nullif((extract(epoch FROM current_setting(noted)::interval) * 1000)::bigint, 0);
-        PERFORM set_config(name, least(own, most)::text, true);
-    END LOOP;
+    PERFORM leasehold.limit_1(held.term, held.left_ / 1000);
     PERFORM leasehold.hold_1(held.scope, r.token);
     RETURN QUERY SELECT held.scope, r.token, leasehold.at_1(held.deadline);
 END $$;
 
 -- Raises the mark of a scope, and refuses a token below it: before the first read, in the same
--- transaction as the effect. Whoever opened it with a larger token has replaced the caller.
+-- transaction as the effect. Whoever opened it with a larger token has replaced the caller. It does
+-- not know the lease, and so puts no limits on the transaction: begin does.
 CREATE OR REPLACE FUNCTION leasehold.open_fence(scope text, token bigint) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -631,7 +664,9 @@ BEGIN
     PERFORM leasehold.hold_1(open_fence.scope, open_fence.token);
     INSERT INTO leasehold.fence AS f (scope, mark) VALUES (open_fence.scope, open_fence.token)
     ON CONFLICT (scope) DO UPDATE SET mark = greatest(f.mark, excluded.mark) RETURNING f.mark INTO now_;
-    -- Marks below the floor were forgotten.
+    -- Marks below the floor were forgotten, perhaps just now. A transaction that reads only what
+    -- was there when it began fails if the floor was raised since.
+    PERFORM FROM leasehold.fence f WHERE f.scope = '' AND current_setting('transaction_isolation') <> 'read committed' FOR SHARE;
     SELECT greatest(now_, (SELECT f.mark FROM leasehold.fence f WHERE f.scope = '')) INTO now_;
     IF now_ > open_fence.token OR open_fence.token IS NULL THEN
         PERFORM leasehold.stale_1('the mark of ' || open_fence.scope || ' is ' || now_ || ', above token ' || open_fence.token);

@@ -99,7 +99,7 @@ BEGIN
         WHERE g.queue = beat.of_ AND g.id = beat.id;
         IF till < held.deadline THEN
             -- The clock was set back. No claim looks for leases that end so early.
-            PERFORM FROM leasehold.queue q WHERE q.id = beat.of_ FOR UPDATE;
+            PERFORM FROM leasehold.queue q WHERE q.id = beat.of_ FOR NO KEY UPDATE;
             SELECT * INTO h FROM leasehold.head_1(beat.of_);
             IF till < h.overdue_from THEN
                 h.overdue_from := till;

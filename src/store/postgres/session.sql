@@ -88,7 +88,14 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'this request has been answered meanwhile' USING ERRCODE = '40001';
     END IF;
+    -- In statements after the INSERT, which waited for whoever was at this row. A copy that stood
+    -- still meanwhile finds that the request before it is gone, or a later one there.
     DELETE FROM leasehold.lane l WHERE l.session = of_session AND l.lane = of_lane AND l.seq = prior;
+    IF NOT FOUND AND (prior IS NOT NULL OR EXISTS (
+        SELECT FROM leasehold.lane l WHERE l.session = of_session AND l.lane = of_lane AND l.seq > of_seq))
+    THEN
+        RAISE EXCEPTION 'another request of this lane has been answered meanwhile' USING ERRCODE = '40001';
+    END IF;
 END $$;
 
 -- Callers share a call: what one of its items waits for in somebody's hand, all wait for. So it

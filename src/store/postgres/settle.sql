@@ -54,7 +54,7 @@ BEGIN
         IF marks IS NOT NULL AND EXISTS (SELECT FROM unnest(queues, marks) AS k (name, mark)
                                          WHERE k.name = q.name AND k.mark IS NOT NULL) THEN
             -- The issuer's floor is to rise. Claims read it, and hold this row while they do.
-            PERFORM FROM leasehold.queue k WHERE k.id = q.id FOR UPDATE;
+            PERFORM FROM leasehold.queue k WHERE k.id = q.id FOR NO KEY UPDATE;
         END IF;
         noted := leasehold.enter_1(q.id);
         at := leasehold.clock_1(by_hand);

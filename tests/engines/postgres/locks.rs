@@ -12,6 +12,7 @@ use leasehold::store::{
     SettleRequest, Settlement,
 };
 use leasehold::{ErrorKind, FencingToken, JobId, Store};
+use rustix::process::{Pid, Signal, kill_process};
 use tokio_postgres::Client;
 
 use crate::postgres::server::{Server, shared};
@@ -367,6 +368,116 @@ async fn copies_of_a_request_that_run_at_once_count_once() {
         let ledger = inspect::ledger(&caller.store).await.unwrap();
         assert_eq!(ledger.enqueued, round);
     }
+}
+
+/// Another copy of a request, in a backend that stands still while the request is answered, what it
+/// stored is done and gone, and the lane goes on: it is refused, not applied a second time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_copy_that_was_overtaken_is_refused() {
+    let server = Server::start(&["fsync=off"]);
+    let hand = server.client().await;
+    let backend = "SELECT pid FROM pg_locks WHERE NOT granted AND locktype = 'advisory'";
+    // The lane's first request, and one that has another before it.
+    for earlier in [0, 1] {
+        let options = Server::options().patience(Duration::from_secs(600));
+        let store = PostgresStore::with(server.config(), options).await;
+        let mut caller = Caller::new(store.unwrap()).await;
+        let namespace = caller.store.namespace().to_string();
+        let mut maker = Caller::new(caller.store.clone()).await;
+        maker.enqueue(1).await;
+        let first = maker.claim_one(TERM).await.unwrap();
+        let settle = SettleRequest {
+            request: maker.request(),
+            settlements: vec![complete(first)],
+        };
+        maker.store.settle(settle).await.unwrap();
+        for _ in 0..earlier {
+            assert!(caller.claim_one(TERM).await.is_none());
+        }
+        let enqueue = EnqueueRequest {
+            request: caller.request(),
+            jobs: vec![(JobId::generate(), job())].into(),
+        };
+        // The copy has looked for its answer, and waits for the locks of the queue's epochs.
+        let epochs = |lock: &str| {
+            format!(
+                "SELECT {lock}('leasehold.queue'::regclass::oid::integer, id * 2 + parity)
+                 FROM leasehold.queue, generate_series(0, 1) AS parity WHERE namespace = '{namespace}'"
+            )
+        };
+        hand.batch_execute(&epochs("pg_advisory_lock"))
+            .await
+            .unwrap();
+        let copy = tokio::spawn({
+            let (store, enqueue) = (caller.store.clone(), enqueue.clone());
+            async move { store.enqueue(enqueue).await }
+        });
+        let pid = loop {
+            if let Some(row) = hand.query_opt(backend, &[]).await.unwrap() {
+                break Pid::from_raw(row.get(0)).unwrap();
+            }
+        };
+        kill_process(pid, Signal::STOP).unwrap();
+        hand.batch_execute(&epochs("pg_advisory_unlock"))
+            .await
+            .unwrap();
+        // The other copy is answered, and its job is done.
+        assert_eq!(caller.store.enqueue(enqueue).await.unwrap().len(), 1);
+        let held = caller.claim_one(TERM).await.unwrap();
+        let settle = SettleRequest {
+            request: caller.request(),
+            settlements: vec![complete(held)],
+        };
+        assert!(caller.store.settle(settle).await.unwrap()[0].is_held());
+        kill_process(pid, Signal::CONT).unwrap();
+        let refused = copy.await.unwrap();
+        assert!(refused.is_err(), "{earlier}: {refused:?}");
+        let ledger = inspect::ledger(&caller.store).await.unwrap();
+        assert_eq!((ledger.enqueued, ledger.completed), (2, 2), "{earlier}");
+        assert!(caller.claim_one(TERM).await.is_none());
+    }
+}
+
+/// A queue that is removed while a claim waits for its lock is none of the claim's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_claim_beside_the_removal_of_a_queue_finds_nothing() {
+    let server = Server::start(&["fsync=off"]);
+    let mut caller = Caller::new(server.store(SystemClock).await).await;
+    let namespace = caller.store.namespace().to_string();
+    caller.enqueue(1).await;
+    let mut hand = server.client().await;
+    let tx = hand.transaction().await.unwrap();
+    let take = "SELECT FROM leasehold.queue FOR UPDATE";
+    tx.batch_execute(take).await.unwrap();
+    let request = caller.claim_request(1, TERM);
+    let claiming = tokio::spawn({
+        let store = caller.store.clone();
+        async move { store.claim(request).await }
+    });
+    let observer = server.client().await;
+    let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted";
+    while observer
+        .query_one(waiting, &[])
+        .await
+        .unwrap()
+        .get::<_, i64>(0)
+        == 0
+    {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // Somebody has taken and completed its last job meanwhile.
+    let remove = format!(
+        "DELETE FROM leasehold.job;
+         SELECT leasehold.remove_1('{namespace}', NULL, NULL, NULL, NULL, 'ann', 'unused', 'default', 'remove')"
+    );
+    tx.batch_execute(&remove).await.unwrap();
+    tx.commit().await.unwrap();
+    let claimed = claiming.await.unwrap().unwrap();
+    assert_eq!(claimed.grants, []);
+    let left = observer.query("SELECT FROM leasehold.head", &[]).await;
+    assert_eq!(left.unwrap().len(), 0);
 }
 
 /// What a claim did and that it did it must be stored together: otherwise a repeat after a cut

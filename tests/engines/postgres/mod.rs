@@ -19,6 +19,7 @@ use leasehold_support::paying;
 mod pooler;
 mod prune;
 mod public;
+mod schema;
 use leasehold_support::postgres as server;
 mod standstill;
 mod starts;

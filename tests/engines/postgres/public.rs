@@ -456,6 +456,175 @@ async fn limits_grow_with_a_renewed_lease() {
     assert_eq!(limit("statement_timeout").await, 0);
 }
 
+/// I16 where the first call of a transaction locks the job, and nothing was begun before it.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_transaction_that_a_call_begins_ends_if_it_stands_still() {
+    let place = Place::new("sql_still").await;
+    let working = connect(&place.config).await;
+    let limits = "SELECT extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval)::int || ' '
+                  || (extract(epoch FROM current_setting('statement_timeout')::interval) BETWEEN 1 AND 30)";
+    let claim = "SELECT receipt FROM leasehold.claim(ARRAY['mail'], 1, 'psql', '30 seconds')";
+    let enqueue = "SELECT id FROM leasehold.enqueue('mail', 'work', '1')";
+    for call in [
+        "held FROM leasehold.renew(ARRAY['%'])",
+        "leasehold.checkpoint('%', 1, '{}')",
+        "leasehold.complete('%')",
+        "leasehold.fail('%', 'broken')",
+        "leasehold.surrender('%')",
+        "leasehold.snooze('%', '1 minute')",
+    ] {
+        place.one(enqueue).await;
+        let receipt = place.one(claim).await;
+        working.batch_execute("BEGIN").await.unwrap();
+        let call = format!("SELECT {}", call.replace('%', &receipt));
+        one(&working, &call).await.unwrap();
+        assert_eq!(one(&working, limits).await.unwrap(), "30 true", "{call}");
+        working.batch_execute("COMMIT").await.unwrap();
+        assert_eq!(one(&working, limits).await.unwrap(), "0 false", "{call}");
+        place
+            .db
+            .batch_execute("DELETE FROM leasehold.job")
+            .await
+            .unwrap();
+    }
+    // And it does: the successor has the job.
+    place.one(enqueue).await;
+    let short = claim.replace("30", "1");
+    let receipt = place.one(&short).await;
+    working.batch_execute("BEGIN").await.unwrap();
+    let save = format!("SELECT leasehold.checkpoint('{receipt}', 1, '{{}}')");
+    one(&working, &save).await.unwrap();
+    let next = async {
+        while place.one(&short).await.is_empty() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let patience = Duration::from_secs(120);
+    tokio::time::timeout(patience, next)
+        .await
+        .expect("it waits for ever");
+    let ended = one(&working, "COMMIT").await.unwrap_err();
+    assert!(ended.is_closed() || ended.code().is_some(), "{ended:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn jobs_of_a_list_are_stored_in_its_order_and_duplicates_are_named() {
+    let place = Place::new("sql_many").await;
+    let many = r#"SELECT nth, id, is_new FROM leasehold.enqueue_many('[
+        {"queue": "mail", "kind": "work", "payload": {"n": 1}},
+        {"queue": "bank", "kind": "pay", "payload": 2, "unique": "two", "priority": 1},
+        {"queue": "bank", "kind": "pay", "payload": 3, "unique": "two"},
+        {"queue": "mail", "kind": "work", "payload": null, "delay": "1 hour"}]')"#;
+    let stored = rows(&place.db, many).await;
+    let stored: Vec<Vec<&str>> = stored.iter().map(|row| row.split(' ').collect()).collect();
+    let [one, two, three, four] = &stored[..] else {
+        panic!("{stored:?}")
+    };
+    let nth: Vec<&str> = stored.iter().map(|row| row[0]).collect();
+    assert_eq!(nth, ["1", "2", "3", "4"]);
+    assert_eq!((one[2], two[2], three[2], four[2]), ("t", "t", "f", "t"));
+    assert_eq!(two[1], three[1], "the job that has the key");
+    let shown = "SELECT id || ' ' || queue || ' ' || kind || ' ' || state || ' ' || priority || ' ' || payload
+                 FROM leasehold.jobs ORDER BY id";
+    let mut expected = [
+        format!("{} mail work ready 4 {{\"n\": 1}}", one[1]),
+        format!("{} bank pay ready 1 2", two[1]),
+        format!("{} mail work scheduled 4 null", four[1]),
+    ];
+    expected.sort_unstable();
+    assert_eq!(rows(&place.db, shown).await, expected);
+    let claim = "SELECT id FROM leasehold.claim(ARRAY['mail', 'bank'], 9, 'psql')";
+    assert_eq!(rows(&place.db, claim).await, [one[1], two[1]]);
+}
+
+/// Two namespaces in one schema: the same names, and nothing that one does or sees is the other's.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn namespaces_never_meet() {
+    let place = Place::new("sql_namespaces").await;
+    let of = |name: &str, sql: &str| sql.replace('@', &format!("'{{\"namespace\": \"{name}\"}}'"));
+    let enqueue = |name: &str| {
+        format!(
+            r#"SELECT id || ' ' || is_new FROM leasehold.enqueue('mail', 'work', '"{name}"',
+               '{{"unique": "u", "exclusive": "e", "namespace": "{name}"}}')"#
+        )
+    };
+    let claim = "SELECT receipt || ' ' || scope || ' ' || token || ' ' || payload
+                 FROM leasehold.claim(ARRAY['mail'], 9, 'psql', '1 minute', @)";
+    let mut ids = Vec::new();
+    let mut held = Vec::new();
+    for name in ["one", "two"] {
+        let stored = place.one(&enqueue(name)).await;
+        let (id, is_new) = stored.split_once(' ').unwrap();
+        assert_eq!(is_new, "true", "a unique key belongs to a namespace");
+        ids.push(id.to_owned());
+        let claimed = rows(&place.db, &of(name, claim)).await;
+        assert_eq!(claimed.len(), 1, "so does an exclusive key: {claimed:?}");
+        let parts = claimed[0].split(' ').map(ToOwned::to_owned);
+        let parts: Vec<String> = parts.collect();
+        assert_eq!(parts[1], format!("{name}/mail/k:e"));
+        assert_eq!(parts[3], format!("\"{name}\""));
+        held.push(parts);
+    }
+    // A third has nothing, and the default is one like others.
+    assert!(rows(&place.db, &of("three", claim)).await.is_empty());
+    assert_eq!(place.one(CLAIM).await, "");
+    let looked =
+        |name: &str, id: &str| of(name, &format!("SELECT state FROM leasehold.job('{id}', @)"));
+    assert_eq!(place.one(&looked("one", &ids[0])).await, "leased");
+    assert_eq!(place.one(&looked("one", &ids[1])).await, "");
+    // A receipt is worth nothing in the other.
+    let receipt = &held[1][0];
+    for call in [
+        "leasehold.complete('%', NULL, @)",
+        "leasehold.fail('%', 'broken', options => @)",
+        "leasehold.surrender('%', @)",
+        "leasehold.snooze('%', '1 minute', @)",
+        "leasehold.checkpoint('%', 1, '{}', @)",
+        "leasehold.begin('%', @)",
+    ] {
+        let call = format!("SELECT {}", of("one", &call.replace('%', receipt)));
+        let error = place.refusal(&call).await;
+        assert_eq!(error.code(), Some(&stale()), "{call}: {error:?}");
+    }
+    let renew = |name| {
+        of(
+            name,
+            &format!("SELECT held FROM leasehold.renew(ARRAY['{receipt}'], @)"),
+        )
+    };
+    assert_eq!(place.one(&renew("one")).await, "f");
+    assert_eq!(place.one(&renew("two")).await, "t");
+    // A mark of one stops nobody in the other.
+    let open =
+        |n: usize, token: &str| format!("SELECT leasehold.open_fence('{}', {token})", held[n][1]);
+    place.one(&open(0, &i64::MAX.to_string())).await;
+    place.one(&open(1, &held[1][2])).await;
+    assert_eq!(
+        place.refusal(&open(0, &held[0][2])).await.code(),
+        Some(&stale())
+    );
+    for view in ["jobs", "leases", "queues"] {
+        let shown = format!("SELECT namespace FROM leasehold.{view} ORDER BY namespace");
+        assert_eq!(rows(&place.db, &shown).await, ["one", "two"], "{view}");
+    }
+    place
+        .one(&of(
+            "two",
+            &format!("SELECT leasehold.fail('{receipt}', 'no', bury => true, options => @)"),
+        ))
+        .await;
+    let dead = rows(
+        &place.db,
+        "SELECT namespace || ' ' || id FROM leasehold.dead",
+    )
+    .await;
+    assert_eq!(dead, [format!("two {}", ids[1])]);
+    assert_eq!(place.one(&looked("one", &ids[0])).await, "leased");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs postgresql: ./tests/run"]
 #[expect(

@@ -5,6 +5,9 @@ use std::time::Duration;
 use leasehold::clock::SystemClock;
 use leasehold::inspect;
 use leasehold::lease::Verdict;
+use leasehold::store::{ControlCommand, ControlRequest, SettleRequest};
+use leasehold::{ErrorKind, Store as _};
+use tokio_postgres::IsolationLevel;
 
 use crate::postgres::server::shared;
 use crate::postgres::{Caller, complete, job};
@@ -107,4 +110,51 @@ async fn a_replaced_owner_is_refused_and_its_effect_rolled_back() {
     tx.commit().await.unwrap();
     let rows = db.query("SELECT n FROM zombie_effect", &[]).await.unwrap();
     assert_eq!(rows.iter().map(|row| row.get(0)).collect::<Vec<i32>>(), [2]);
+}
+
+/// A stricter transaction sees a queue that was removed since it began. It cannot put a job there:
+/// nobody would ever find it.
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn no_job_is_put_into_a_queue_that_was_removed_meanwhile() {
+    let server = shared();
+    let mut db = server.client().await;
+    for level in [IsolationLevel::RepeatableRead, IsolationLevel::Serializable] {
+        for is_removed in [true, false] {
+            let mut caller = Caller::new(server.store(SystemClock).await).await;
+            caller.enqueue(1).await;
+            let held = caller.claim_one(TERM).await.unwrap();
+            let settle = SettleRequest {
+                request: caller.request(),
+                settlements: vec![complete(held)],
+            };
+            caller.store.settle(settle).await.unwrap();
+            let begin = db.build_transaction().isolation_level(level).start();
+            let tx = begin.await.unwrap();
+            tx.batch_execute("SELECT 1").await.unwrap();
+            if is_removed {
+                let remove = ControlRequest {
+                    request: caller.request(),
+                    actor: "ann".into(),
+                    reason: "unused".into(),
+                    command: ControlCommand::Remove(job().queue),
+                };
+                assert_eq!(caller.store.control(remove).await.unwrap().done, 1);
+            }
+            let stored = caller.store.enqueue_in(&tx, vec![job()]).await;
+            if is_removed {
+                assert_eq!(stored.unwrap_err().kind(), ErrorKind::Contended);
+                tx.rollback().await.unwrap();
+                continue;
+            }
+            // The control: where the queue is still there, the job is found, and claims go on
+            // beside the transaction.
+            stored.unwrap();
+            caller.enqueue(1).await;
+            assert!(caller.claim_one(TERM).await.is_some());
+            tx.commit().await.unwrap();
+            let held = caller.claim_one(TERM).await;
+            assert!(held.is_some(), "{level:?}");
+        }
+    }
 }

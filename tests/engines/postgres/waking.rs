@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold::clock::SystemClock;
-use leasehold::{Client, Context, Failure, NewJob};
+use leasehold::store::{Outcome, SettleRequest, Settlement};
+use leasehold::{Client, Context, Failure, NewJob, Store as _};
 use tokio::sync::mpsc;
 use tokio_postgres::{AsyncMessage, NoTls};
 
-use crate::postgres::Caller;
 use crate::postgres::paying::Pay;
 use crate::postgres::server::Server;
+use crate::postgres::{Caller, job};
 
 /// A job wakes one of those who sleep, whichever slots they have, and any as often as another.
 #[tokio::test]
@@ -62,6 +63,113 @@ async fn no_sleeper_is_woken_for_the_others() {
         .unwrap();
     let (first, second) = (notes.recv().await, notes.recv().await);
     assert_ne!(first, second);
+}
+
+/// A connection that has room for the queues that there are, and what it is told.
+async fn sleeper(
+    server: &Server,
+    slot: u8,
+) -> (tokio_postgres::Client, mpsc::UnboundedReceiver<String>) {
+    let (db, mut connection) = server.config().connect(NoTls).await.unwrap();
+    let (sender, notes) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
+            if let AsyncMessage::Notification(note) = message {
+                let _ = sender.send(note.payload().to_owned());
+            }
+        }
+    });
+    let sleep = format!(
+        "LISTEN leasehold_leasehold_{slot};
+         SELECT pg_advisory_lock('leasehold.lane'::regclass::oid::integer, leasehold.room_1(namespace, name) | {slot})
+         FROM leasehold.queue"
+    );
+    db.batch_execute(&sleep).await.unwrap();
+    (db, notes)
+}
+
+/// A job that joins its line at the next claim is somebody's to claim.
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn jobs_with_a_key_wake_a_sleeper_when_the_callers_transaction_commits() {
+    let server = Server::start(&["fsync=off"]);
+    let mut caller = Caller::new(server.store(SystemClock).await).await;
+    caller.enqueue(1).await;
+    let mut db = server.client().await;
+    let (sleeper, mut notes) = sleeper(&server, 3).await;
+    let namespace = caller.store.namespace().to_string();
+    let sql = format!(
+        r#"SELECT leasehold.enqueue('default', 'work', '1', '{{"exclusive": "sql", "namespace": "{namespace}"}}')"#
+    );
+    for in_sql in [false, true] {
+        let tx = db.transaction().await.unwrap();
+        if in_sql {
+            tx.execute(&sql, &[]).await.unwrap();
+        } else {
+            let keyed = vec![job().exclusive("rust").unwrap()];
+            caller.store.enqueue_in(&tx, keyed).await.unwrap();
+        }
+        tx.commit().await.unwrap();
+        // It is told of all that was committed before it answers.
+        sleeper.batch_execute("SELECT 1").await.unwrap();
+        let note = notes.try_recv();
+        assert_eq!(
+            note.as_deref(),
+            Ok(&*format!("0 1 {namespace} default")),
+            "in SQL: {in_sql}"
+        );
+        assert!(notes.try_recv().is_err());
+    }
+    // One that is due in an hour wakes nobody twice.
+    let tx = db.transaction().await.unwrap();
+    let mut later = job().exclusive("later").unwrap();
+    later.delay = Duration::from_secs(3600);
+    caller.store.enqueue_in(&tx, vec![later]).await.unwrap();
+    tx.commit().await.unwrap();
+    sleeper.batch_execute("SELECT 1").await.unwrap();
+    assert!(notes.try_recv().is_err());
+}
+
+/// Whoever listens without room for a queue is told nothing: where nobody sleeps, no notification
+/// is sent.
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn nothing_is_sent_where_nobody_sleeps() {
+    let server = Server::start(&["fsync=off"]);
+    let mut caller = Caller::new(server.store(SystemClock).await).await;
+    caller.enqueue(1).await;
+    let (listener, mut notes) = sleeper(&server, 3).await;
+    let all = (0..64).fold(String::new(), |all, slot| {
+        format!("{all}LISTEN leasehold_leasehold_{slot};")
+    });
+    listener.batch_execute(&all).await.unwrap();
+    let mut work = async || {
+        caller.enqueue(2).await;
+        let held = caller.claim_one(Duration::from_secs(60)).await.unwrap();
+        let settle = SettleRequest {
+            request: caller.request(),
+            settlements: vec![Settlement {
+                receipt: held,
+                outcome: Outcome::Retry {
+                    delay: Duration::ZERO,
+                    reason: "again".into(),
+                },
+            }],
+        };
+        caller.store.settle(settle).await.unwrap();
+    };
+    // The control: it is told while it has room.
+    work().await;
+    listener.batch_execute("SELECT 1").await.unwrap();
+    assert!(notes.try_recv().is_ok());
+    while notes.try_recv().is_ok() {}
+    listener
+        .batch_execute("SELECT pg_advisory_unlock_all()")
+        .await
+        .unwrap();
+    work().await;
+    listener.batch_execute("SELECT 1").await.unwrap();
+    assert!(notes.try_recv().is_err());
 }
 
 /// How often somebody who looks takes others who look for somebody who puts jobs there.

@@ -44,3 +44,43 @@ fn main() {
     let _ = place;
     let _ = |client: &Client| drop(client.worker().handle(charge));
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use leasehold::store::PostgresOptions;
+    use leasehold_support::postgres::shared;
+    use sea_orm::{Database, DbErr};
+
+    use super::*;
+
+    async fn count(db: &DatabaseConnection, of: &str) -> Result<i64, DbErr> {
+        let sql = format!("SELECT count(*) FROM {of}");
+        let row = db.query_one_raw(Statement::from_string(DbBackend::Postgres, sql));
+        row.await?.expect("a row").try_get_by_index(0)
+    }
+
+    #[tokio::test]
+    #[ignore = "needs postgresql: ./tests/run"]
+    async fn the_order_and_its_job_or_neither_and_the_effect_with_its_end() {
+        let url = shared().url();
+        let client = Client::open(&format!("{url}?migrate=true")).await.unwrap();
+        let db = Database::connect(PostgresOptions::server_url(&url)).await.unwrap();
+        let table = "CREATE TABLE orders (id bigint PRIMARY KEY, paid boolean NOT NULL DEFAULT false)";
+        db.execute_unprepared(table).await.unwrap();
+        place(&db, 7).await.unwrap();
+        assert!(place(&db, 7).await.is_err(), "the order is there");
+        assert_eq!(count(&db, "leasehold.jobs").await.unwrap(), 1, "and no second job");
+        let worker = client.worker().handle(charge).state(db.clone());
+        let worker = worker.start().unwrap();
+        while client.ledger().await.unwrap().completed == 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(count(&db, "orders WHERE paid").await.unwrap(), 1);
+        worker.drain();
+        worker.await.unwrap();
+        let ledger = client.ledger().await.unwrap();
+        assert_eq!((ledger.granted, ledger.completed, ledger.live), (1, 1, 0));
+    }
+}

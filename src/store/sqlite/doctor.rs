@@ -257,6 +257,13 @@ mod tests {
 
     /// The control arm is the same log once its reader is gone.
     #[test]
+    fn a_clock_that_cannot_be_looked_at_is_not_fine() {
+        let db = Connection::open_in_memory().unwrap();
+        let finding = clock(&db, None).unwrap();
+        assert_eq!((finding.check, finding.level), ("clock", Level::Unseen));
+    }
+
+    #[test]
     fn a_log_that_a_reader_keeps_is_told_with_its_bound_and_the_reader() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("jobs.db");

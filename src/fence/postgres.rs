@@ -79,8 +79,8 @@ const OPEN: &str = concat!(
     SELECT ARRAY[another::text, scope, mark::text, is_new::text] AS answer FROM held LEFT JOIN opened ON true"
 );
 
-/// The floor, in a statement of its own: one that wrote a new row may have waited for the prune that
-/// deleted the old one, and has the picture of before. A transaction that has only that picture
+/// The floor, in a statement of its own: one that wrote a new row may have waited for the prune
+/// that deleted the old one, and has the picture of before. A transaction that has no other picture
 /// fails if the floor was raised since.
 const FLOOR: &str = "
     SELECT ARRAY[mark::text] AS answer

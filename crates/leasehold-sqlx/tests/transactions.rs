@@ -52,13 +52,13 @@ impl World {
     }
 
     async fn execute(&self, sql: String) {
-        let sql = sqlx::raw_sql(sql.leak());
+        let sql = sqlx::raw_sql(&*sql.leak());
         sql.execute(&self.pool).await.unwrap();
     }
 
     async fn paid(&self) -> Vec<i64> {
         let sql = format!("SELECT cents FROM {} ORDER BY 1", self.table);
-        let rows = sqlx::query(sql.leak()).fetch_all(&self.pool);
+        let rows = sqlx::query(&*sql.leak()).fetch_all(&self.pool);
         rows.await.unwrap().iter().map(|row| row.get(0)).collect()
     }
 
@@ -94,7 +94,7 @@ impl World {
 
 async fn pay(db: &mut PgConnection, table: &str, cents: i64) -> Result<(), sqlx::Error> {
     let sql = format!("INSERT INTO {table} VALUES ($1)");
-    let insert = sqlx::query(sql.leak()).bind(cents);
+    let insert = sqlx::query(&*sql.leak()).bind(cents);
     insert.execute(db).await.map(|_| ())
 }
 

@@ -764,6 +764,10 @@ impl Store for PostgresStore {
         while more && let Ok(left) = call!(self, Verb::Prune, tx => tx.prune_keys(&keys)) {
             more = left;
         }
+        let mut after = 0;
+        while let Ok(Some(next)) = call!(self, Verb::Prune, tx => tx.fold_next(after)) {
+            after = next;
+        }
         Ok(pruned)
     }
 }

@@ -765,7 +765,7 @@ impl Store for PostgresStore {
             more = left;
         }
         let mut after = 0;
-        while let Ok(Some(next)) = call!(self, Verb::Prune, tx => tx.fold_next(after)) {
+        while let Ok(Some(next)) = call!(self, Verb::Prune, tx => tx.add_up(after)) {
             after = next;
         }
         Ok(pruned)

@@ -22,11 +22,11 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
     }
 
     /// Adds up the counts of one queue: the next one after `after`. None: there is none left.
-    pub(super) async fn fold_next(&self, after: i32) -> Done<Option<i32>> {
+    pub(super) async fn add_up(&self, after: i32) -> Done<Option<i32>> {
         let args = args![
             self.base.namespace => TEXT, self.base.by_hand() => INT8, after => INT4
         ];
-        Ok(self.row("fold_next", args).await?.try_get(0)?)
+        Ok(self.row("add_up", args).await?.try_get(0)?)
     }
 
     /// Up to `max` keys. Tells whether there may be more.

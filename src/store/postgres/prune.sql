@@ -96,7 +96,7 @@ END $$;
 -- name: prune
 SELECT pruned, more FROM leasehold.prune_1($1, $2, $3, $4, $5, $6, $7, $8);
 
--- name: fold_next
+-- name: add_up
 SELECT leasehold.fold_next_1($1, $2, $3);
 
 -- name: prune_keys

@@ -20,7 +20,11 @@ const SUM: usize = JOB + 20;
 
 impl<C: GenericClient + Sync> Tx<'_, C> {
     /// Tells also whether all leases were granted that were asked for.
-    pub(super) async fn claim(&self, request: &ClaimRequest) -> Done<(Claimed, bool)> {
+    pub(super) async fn claim(
+        &self,
+        request: &ClaimRequest,
+        is_repeat: bool,
+    ) -> Done<(Claimed, bool)> {
         let of_call = Named::from(request.request);
         let wanted = request.queues.iter();
         let names: Vec<&str> = wanted.clone().map(|q| q.queue.as_str()).collect();
@@ -33,7 +37,7 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
             &request.nonce.as_bytes()[..] => BYTEA, names => TEXT_ARRAY, terms => INT8_ARRAY,
             lifetimes => INT8_ARRAY, request.max as i32 => INT4, request.admit_suspect => BOOL,
             seen => INT8, (self.base.when_behind == WhenBehind::Refuse) => BOOL,
-            self.patience(of_call) => TEXT
+            self.patience(of_call) => TEXT, is_repeat => BOOL
         ];
         let rows = self.rows("claim", args).await?;
         let Some((sum, leases)) = rows.split_last() else {

@@ -3,16 +3,17 @@
 --      out  a row for each lease, and one with nth = 0: the time, and when the queues are worth a
 --           claim again
 -- why  the queue's row is locked for as long as the server works, and not for round trips: whoever
---      takes jobs out of a line holds it. A claim that finds nothing takes no lock and writes no
---      more than its answer
+--      takes jobs out of a line holds it. A claim that finds nothing takes no lock and writes
+--      nothing, unless a copy of it may be under way
 --
 -- nth: the place of the lease's queue in the list. granted, due, deadline, behind: microseconds
--- from now on.
+-- from now on. is_repeat: a copy of this request was sent before, and not answered.
 
 CREATE OR REPLACE FUNCTION leasehold.claim_1(
     of_namespace text, by_hand bigint, of_session uuid, of_lane bigint, of_seq bigint,
     of_owner text, of_task text, nonce bytea, queues text[], terms bigint[], lifetimes bigint[],
-    most integer, admit_suspect boolean, seen bigint, strict_clock boolean, patience text DEFAULT NULL
+    most integer, admit_suspect boolean, seen bigint, strict_clock boolean, patience text DEFAULT NULL,
+    is_repeat boolean DEFAULT true
 ) RETURNS TABLE (
     nth integer, lease_of bigint, granted bigint, granted_at bigint, term bigint, token bigint, id uuid, kind text,
     version integer, enqueued_at bigint, run_at bigint, line smallint, failures integer, expiries integer,
@@ -84,14 +85,14 @@ BEGIN
         at_ := array_position(queues, q.name);
         ids[at_] := q.id;
         h := q.head;
-        work := NOT q.paused AND leasehold.has_ready_1(h, admit_suspect);
+        work := most > 0 AND NOT q.paused AND leasehold.has_ready_1(h, admit_suspect);
         EXIT WHEN work AND NOT first.done;
         hint := leasehold.first_due_1(h);
         next_due := least(next_due, hint);
-        work := work OR hint <= at IS TRUE;
+        work := work OR (most > 0 AND hint <= at) IS TRUE;
         hint := leasehold.first_deadline_1(h);
         next_end := least(next_end, hint);
-        work := work OR hint <= at IS TRUE;
+        work := work OR (most > 0 AND hint <= at) IS TRUE;
         EXIT WHEN work AND NOT first.done;
         late := greatest(late, leasehold.behind_1(h, seen, at));
     END LOOP;
@@ -117,7 +118,7 @@ BEGIN
         told := coalesce(first.answer -> 'expired', '[]');
     END IF;
     IF first.done OR NOT work THEN
-        IF NOT first.done THEN
+        IF NOT first.done AND is_repeat THEN
             PERFORM leasehold.need_no_disk_1(of_session);
             PERFORM leasehold.remember_1(of_session, of_lane, of_seq, VERB, at,
                 jsonb_build_object('grants', given, 'expired', told), first.prior);
@@ -361,8 +362,8 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- A claim that found nothing is remembered all the same, as a late copy of it must not grant what
--- nobody waits for. It need not wait for the disk: a server that forgets it has lost its
+-- A repeated claim that found nothing is remembered all the same, as a late copy of it must not
+-- grant what nobody waits for. It need not wait for the disk: a server that forgets it has lost its
 -- connections, and with them all copies. What is done in a user's transaction is the user's affair.
 CREATE OR REPLACE FUNCTION leasehold.need_no_disk_1(of_session uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -523,4 +524,4 @@ END $$;
 SELECT nth, lease_of, granted, granted_at, term, token, id, kind, version, enqueued_at, run_at, line, failures, expiries,
        max_expiries, declined_since, checkpoint_seq, checkpoint_token, unique_key, exclusive_key, options, headers,
        history, payload, checkpoint, result, due, deadline, behind, expired, is_full
-FROM leasehold.claim_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16);
+FROM leasehold.claim_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17);

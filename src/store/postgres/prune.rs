@@ -21,6 +21,14 @@ impl<C: GenericClient + Sync> Tx<'_, C> {
         Ok((pruned.cast_unsigned(), row.try_get(1)?))
     }
 
+    /// Adds up the counts of one queue: the next one after `after`. None: there is none left.
+    pub(super) async fn add_up(&self, after: i32) -> Done<Option<i32>> {
+        let args = args![
+            self.base.namespace => TEXT, self.base.by_hand() => INT8, after => INT4
+        ];
+        Ok(self.row("add_up", args).await?.try_get(0)?)
+    }
+
     /// Up to `max` keys. Tells whether there may be more.
     pub(super) async fn prune_keys(&self, keys: &PruneKeys) -> Done<bool> {
         let args = args![

@@ -369,7 +369,7 @@ BEGIN
     FROM leasehold.claim_1(
         of_namespace, NULL, NULL, NULL, NULL, claim.owner, coalesce(options ->> 'task', ''), nonce, queues,
         array_fill(span, ARRAY[cardinality(queues)]), array_fill(life, ARRAY[cardinality(queues)]), many,
-        coalesce((options ->> 'suspects')::boolean, true), 0, false
+        coalesce((options ->> 'suspects')::boolean, true), 0, false, NULL, true
     ) AS c
     WHERE c.nth > 0;
 END $$;

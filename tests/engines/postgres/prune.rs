@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use leasehold::clock::{ManualClock, SystemClock};
+use leasehold::clock::{Clock as _, ManualClock, SystemClock};
+use leasehold::job::QueueName;
 use leasehold::store::{
     Checkpoint, CheckpointRequest, EnqueueRequest, PruneRequest, SettleRequest,
 };
@@ -58,6 +59,72 @@ async fn a_prune_reads_little_of_a_long_backlog() {
             assert!(read(&tx, table).await >= LONG - 20, "this test cannot fail");
         }
     }
+}
+
+/// A prune locks only the queues that have something to prune, and keeps no claim waiting.
+#[tokio::test]
+#[ignore = "needs postgresql: ./tests/run"]
+async fn a_prune_locks_little() {
+    let server = Server::start(&["fsync=off"]);
+    let clock = ManualClock::default();
+    let mut caller = Caller::new(server.store(clock.clone()).await).await;
+    let jobs = (0..20).map(|n| {
+        let mut new = job().retention(Duration::from_secs(if n < 2 { 1 } else { 60 }));
+        new.queue = QueueName::new(format!("q{n}")).unwrap();
+        (JobId::generate(), new)
+    });
+    let enqueue = EnqueueRequest {
+        jobs: jobs.collect::<Vec<_>>().into(),
+        request: caller.request(),
+    };
+    caller.store.enqueue(enqueue).await.unwrap();
+    for n in 0..20 {
+        let mut claim = caller.claim_request(1, Duration::from_secs(60));
+        claim.queues[0].queue = QueueName::new(format!("q{n}")).unwrap();
+        let grant = caller.store.claim(claim).await.unwrap().grants.remove(0);
+        let settle = SettleRequest {
+            request: caller.request(),
+            settlements: vec![complete(grant.receipt(&grant.leases[0]))],
+        };
+        caller.store.settle(settle).await.unwrap();
+    }
+    clock.advance(Duration::from_secs(10));
+    let mut own = server.client().await;
+    let tx = own.transaction().await.unwrap();
+    let prune = "SELECT p.pruned FROM (SELECT DISTINCT namespace FROM leasehold.queue) AS q CROSS JOIN LATERAL
+                 leasehold.prune_1(q.namespace, $1, NULL, NULL, NULL, 0, 10) AS p";
+    let now = clock.now().as_micros().cast_signed();
+    let gone = tx.query_one(prune, &[&now]).await.unwrap();
+    assert_eq!(gone.get::<_, i64>(0), 2);
+    let held =
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()";
+    let held: i64 = tx.query_one(held, &[]).await.unwrap().get(0);
+    assert_eq!(held, 2, "one lock for each queue with something to prune");
+    let other = server.client().await;
+    let row = "SELECT FROM leasehold.queue FOR UPDATE NOWAIT";
+    other.batch_execute(row).await.unwrap();
+    // Control arm: a claim does lock the row.
+    tx.batch_execute("SELECT FROM leasehold.queue FOR NO KEY UPDATE")
+        .await
+        .unwrap();
+    other.batch_execute(row).await.unwrap_err();
+    tx.commit().await.unwrap();
+
+    // Then the counts of all are added up, of each queue in a transaction of its own.
+    for _ in 0..3 {
+        clock.advance(Duration::from_secs(1));
+        let prune = PruneRequest {
+            request: caller.request(),
+            overdue: Duration::ZERO,
+            max: 10,
+        };
+        assert_eq!(caller.store.prune(prune).await.unwrap(), 0);
+    }
+    let left = "SELECT count(*) FROM leasehold.tally";
+    let left: i64 = other.query_one(left, &[]).await.unwrap().get(0);
+    assert_eq!(left, 0);
+    let ledger = inspect::ledger(&caller.store).await.unwrap();
+    assert_eq!((ledger.completed, ledger.pruned), (20, 2));
 }
 
 #[tokio::test]

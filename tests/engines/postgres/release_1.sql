@@ -1060,16 +1060,17 @@ END $$;
 --      out  a row for each lease, and one with nth = 0: the time, and when the queues are worth a
 --           claim again
 -- why  the queue's row is locked for as long as the server works, and not for round trips: whoever
---      takes jobs out of a line holds it. A claim that finds nothing takes no lock and writes no
---      more than its answer
+--      takes jobs out of a line holds it. A claim that finds nothing takes no lock and writes
+--      nothing, unless a copy of it may be under way
 --
 -- nth: the place of the lease's queue in the list. granted, due, deadline, behind: microseconds
--- from now on.
+-- from now on. is_repeat: a copy of this request was sent before, and not answered.
 
 CREATE OR REPLACE FUNCTION "leasehold".claim_1(
     of_namespace text, by_hand bigint, of_session uuid, of_lane bigint, of_seq bigint,
     of_owner text, of_task text, nonce bytea, queues text[], terms bigint[], lifetimes bigint[],
-    most integer, admit_suspect boolean, seen bigint, strict_clock boolean, patience text DEFAULT NULL
+    most integer, admit_suspect boolean, seen bigint, strict_clock boolean, patience text DEFAULT NULL,
+    is_repeat boolean DEFAULT true
 ) RETURNS TABLE (
     nth integer, lease_of bigint, granted bigint, granted_at bigint, term bigint, token bigint, id uuid, kind text,
     version integer, enqueued_at bigint, run_at bigint, line smallint, failures integer, expiries integer,
@@ -1141,14 +1142,14 @@ BEGIN
         at_ := array_position(queues, q.name);
         ids[at_] := q.id;
         h := q.head;
-        work := NOT q.paused AND "leasehold".has_ready_1(h, admit_suspect);
+        work := most > 0 AND NOT q.paused AND "leasehold".has_ready_1(h, admit_suspect);
         EXIT WHEN work AND NOT first.done;
         hint := "leasehold".first_due_1(h);
         next_due := least(next_due, hint);
-        work := work OR hint <= at IS TRUE;
+        work := work OR (most > 0 AND hint <= at) IS TRUE;
         hint := "leasehold".first_deadline_1(h);
         next_end := least(next_end, hint);
-        work := work OR hint <= at IS TRUE;
+        work := work OR (most > 0 AND hint <= at) IS TRUE;
         EXIT WHEN work AND NOT first.done;
         late := greatest(late, "leasehold".behind_1(h, seen, at));
     END LOOP;
@@ -1174,7 +1175,7 @@ BEGIN
         told := coalesce(first.answer -> 'expired', '[]');
     END IF;
     IF first.done OR NOT work THEN
-        IF NOT first.done THEN
+        IF NOT first.done AND is_repeat THEN
             PERFORM "leasehold".need_no_disk_1(of_session);
             PERFORM "leasehold".remember_1(of_session, of_lane, of_seq, VERB, at,
                 jsonb_build_object('grants', given, 'expired', told), first.prior);
@@ -1416,8 +1417,8 @@ BEGIN
     RETURN NEXT;
 END $$;
 
--- A claim that found nothing is remembered all the same, as a late copy of it must not grant what
--- nobody waits for. It need not wait for the disk: a server that forgets it has lost its
+-- A repeated claim that found nothing is remembered all the same, as a late copy of it must not
+-- grant what nobody waits for. It need not wait for the disk: a server that forgets it has lost its
 -- connections, and with them all copies. What is done in a user's transaction is the user's affair.
 CREATE OR REPLACE FUNCTION "leasehold".need_no_disk_1(of_session uuid) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -2031,7 +2032,8 @@ END $$;
 -- in   for how long past it, how many      out  how many jobs, and whether there may be more keys
 -- why  a prune that finds nothing writes nothing: idle workers prune, too. Found, those first whose
 --      time was over first, by an index on the end of the retention, whatever else is past it; dead
---      jobs are not in it
+--      jobs are not in it. Of a queue that has nothing to prune no lock is taken: there may be
+--      thousands
 
 CREATE OR REPLACE FUNCTION "leasehold".prune_1(
     of_namespace text, by_hand bigint, of_session uuid, of_lane bigint, of_seq bigint, overdue bigint, most integer,
@@ -2055,7 +2057,14 @@ BEGIN
         pruned := first.answer::bigint;
         RETURN;
     END IF;
-    FOR q IN SELECT k.id FROM "leasehold".queue k WHERE k.namespace = of_namespace ORDER BY k.id LOOP
+    at := "leasehold".clock_1(by_hand);
+    FOR q IN
+        SELECT k.id FROM "leasehold".queue k WHERE k.namespace = of_namespace AND (
+            SELECT true FROM "leasehold".job j
+            WHERE j.queue = k.id AND j.keep_until IS NOT NULL AND j.keep_until <= at - overdue LIMIT 1)
+        ORDER BY k.id
+    LOOP
+        EXIT WHEN pruned >= most;
         PERFORM "leasehold".enter_1(q.id);
         at := "leasehold".clock_1(by_hand);
         counts := "leasehold".no_counts_1();
@@ -2074,12 +2083,26 @@ BEGIN
             counts[CASE gone.state WHEN 3 THEN 5 ELSE 7 END] := -gone.n;
         END LOOP;
         PERFORM "leasehold".count_1(q.id, counts);
-        PERFORM "leasehold".fold_1(q.id, at) WHERE EXISTS (SELECT FROM "leasehold".tally t WHERE t.queue = q.id);
     END LOOP;
     more := "leasehold".prune_keys_1(of_namespace, "leasehold".clock_1(by_hand) - overdue, most);
     IF pruned > 0 THEN
         PERFORM "leasehold".remember_1(of_session, of_lane, of_seq, VERB, "leasehold".clock_1(by_hand), to_jsonb(pruned), first.prior);
     END IF;
+END $$;
+
+-- Adds up the counts of the next queue after that one, if there is any to do, and says which it
+-- was. One queue in a transaction: a claim waits for its row.
+CREATE OR REPLACE FUNCTION "leasehold".add_up_next_1(of_namespace text, by_hand bigint, after integer) RETURNS integer
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off AS $$
+DECLARE
+    of_ integer;
+BEGIN
+    SELECT k.id INTO of_ FROM "leasehold".queue k CROSS JOIN LATERAL "leasehold".head_1(k.id) AS o
+    WHERE k.namespace = of_namespace AND k.id > after
+      AND (SELECT true FROM "leasehold".tally t WHERE t.queue = k.id AND t.n > o.counted_to LIMIT 1)
+    ORDER BY k.id LIMIT 1;
+    PERFORM "leasehold".fold_1(of_, "leasehold".clock_1(by_hand)) WHERE of_ IS NOT NULL;
+    RETURN of_;
 END $$;
 
 -- Up to `most` keys. It needs no request id: a key whose window is over is nobody's.
@@ -3009,7 +3032,7 @@ BEGIN
     FROM "leasehold".claim_1(
         of_namespace, NULL, NULL, NULL, NULL, claim.owner, coalesce(options ->> 'task', ''), nonce, queues,
         array_fill(span, ARRAY[cardinality(queues)]), array_fill(life, ARRAY[cardinality(queues)]), many,
-        coalesce((options ->> 'suspects')::boolean, true), 0, false
+        coalesce((options ->> 'suspects')::boolean, true), 0, false, NULL, true
     ) AS c
     WHERE c.nth > 0;
 END $$;
@@ -3278,4 +3301,4 @@ BEGIN
     END IF;
 END $$;
 
-UPDATE "leasehold".meta SET code = '97601b66d628f2cc', edition = 1000 WHERE version = 1;
+UPDATE "leasehold".meta SET code = '8552b4d06f679921', edition = 1000 WHERE version = 1;

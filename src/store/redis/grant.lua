@@ -7,6 +7,7 @@
 -- NOTES has what is known of single leases. Receipts name a lease by its place in the grant as it
 -- was given.
 local HEAD, TERMS = '<I8I4I2I2I2c16', '<I8I8c12I2I2'
+local TERMS_AT = 35
 local NEW = '<I8I4I2I2I2c16I8I8c12I2I2'
 local ROLL, STRIDE = '\0', 17
 local grants = {}
@@ -39,7 +40,7 @@ local function terms(g)
   if g.granted_at then return end
   local at
   g.base = (read('>I8', g.gid))
-  g.granted_at, g.lifetime, g.term_raw, at = read(TERMS, g.raw, 35)
+  g.granted_at, g.lifetime, g.term_raw, at = read(TERMS, g.raw, TERMS_AT)
   g.owner, g.task = sub(g.raw, 67, 66 + g.owners), sub(g.raw, 67 + g.owners, g.until_marks)
 end
 local function first_of(g) return (read('>I8', g.gid)) end
@@ -141,7 +142,7 @@ local function save_grants()
         heads[#heads + 1] = gid
         heads[#heads + 1] = head(g)
         if g.moved then
-          deadlines[#deadlines + 1] = g.deadline
+          deadlines[#deadlines + 1] = decimal(g.deadline)
           deadlines[#deadlines + 1] = gid
         end
       end

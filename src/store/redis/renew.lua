@@ -8,16 +8,19 @@
 -- Beats go on until so much has been done: a note is read for one, taken for five, and a lease that
 -- lapses is twenty.
 local LOOKS, looked = 1000, 0
+local NONE = {}
 local function read_beat(beats, at)
-  local beat = { runs = {}, lapse = {}, progress = {} }
+  local beat = { runs = {}, lapse = NONE, progress = NONE }
   beat.gid, beat.nonce, beat.count, at = read('<c8c16I2', beats, at)
   for n = 1, 2 * beat.count, 2 do
     beat.runs[n], beat.runs[n + 1], at = read('<I2I2', beats, at)
   end
   local count
   count, at = read('<I2', beats, at)
+  if count > 0 then beat.lapse = {} end
   for n = 1, count do beat.lapse[n], at = read('<I2', beats, at) end
   count, at = read('<I2', beats, at)
+  if count > 0 then beat.progress = {} end
   for n = 1, count do
     local lease, bytes
     lease, bytes, at = read('<I2I4', beats, at)
@@ -44,12 +47,15 @@ local function extend(beat, g)
     end
     if #front > 0 then put_front(front) end
   end
-  local cancel, fenced, place = {}, {}, 0
+  local cancel, fenced, place = NONE, NONE, 0
   for n = 1, 2 * beat.count, 2 do
     local from, leases = beat.runs[n], beat.runs[n + 1]
     if g.noted == 0 and marks(g) == '' and from + leases <= g.count then
       place = place + leases
     else
+      if cancel == NONE then
+        cancel, fenced = {}, {}
+      end
       if g.noted > 0 then
         read_notes(g, from, leases)
         looked = looked + leases
@@ -65,11 +71,11 @@ local function extend(beat, g)
     end
   end
   if g.live == 0 then return '\0' end
-  terms(g)
-  g.deadline = min(now + micros(g.term_raw, 1), g.granted_at + g.lifetime)
+  local granted_at, lifetime, seconds, nanos = read('<I8I8I8I4', g.raw, TERMS_AT)
+  g.deadline = min(now + seconds * 1000000 + floor(nanos / 1000), granted_at + lifetime)
   g.renewals = g.renewals + 1
   g.dirty, g.moved = true, true
-  return '\1' .. p8(g.deadline - now) .. pack('<I2', #cancel) .. concat(cancel)
+  return pack('<I1I8I2', 1, g.deadline - now, #cancel) .. concat(cancel)
     .. pack('<I2', #fenced) .. concat(fenced)
 end
 

@@ -522,7 +522,7 @@ async fn jobs_behind_ten_thousand_empty_places_are_listed() {
         let d = &world.d;
         d.enqueue_many(9_990).await;
         let ids = d.enqueue_many(10).await;
-        // Commands clear away what leads a line; what a server lost stays there until it is claimed.
+        // Commands clear away what leads a line; what a server lost stays until it is claimed.
         let words = ["EVAL", LOSE, "2", LINE, JOBS, "9989"];
         world.server.server.tell::<()>(&words);
         let (mut found, mut after) = (Vec::new(), None);

@@ -365,7 +365,7 @@ fn main() {
 async fn speed(server: &Server, probe: &mut Probe, jobs: usize, rounds: usize) {
     let side = Side::open(&server.url, "speed").await;
     let bare = Namespace::new("bare").expect("a name");
-    let list = Arc::new(List::open(&server.url, &bare).expect("a list"));
+    let list = Arc::new(List::open(&server.url, &bare, &QueueName::default()).expect("a list"));
     let mut rates: [Vec<Rate>; 4] = Default::default();
     let mut bytes: [Vec<f64>; 2] = Default::default();
     for _ in 0..rounds {

@@ -12,7 +12,7 @@ use super::writer::LOG_BYTES;
 use crate::clock::{Clock as _, SystemClock, Timestamp};
 use crate::error::{Error, ErrorKind, Result, Verb};
 use crate::rules::issue::Issuer;
-use crate::store::health::{Finding, Level};
+use crate::store::health::Finding;
 
 /// With less room than this a busy queue can fill the disk within minutes.
 const ROOM: u64 = 512 << 20;
@@ -254,10 +254,11 @@ mod system {
 mod tests {
     use super::*;
     use crate::store::SqliteStore;
+    use crate::store::health::Level;
 
     /// The control arm is the same log once its reader is gone.
     #[test]
-    fn a_clock_that_cannot_be_looked_at_is_not_fine() {
+    fn a_clock_that_cannot_be_looked_at_is_a_note() {
         let db = Connection::open_in_memory().unwrap();
         let finding = clock(&db, None).unwrap();
         assert_eq!((finding.check, finding.level), ("clock", Level::Note));

@@ -307,7 +307,14 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'this request has been answered meanwhile' USING ERRCODE = '40001';
     END IF;
+    -- In statements after the INSERT, which waited for whoever was at this row. A copy that stood
+    -- still meanwhile finds that the request before it is gone, or a later one there.
     DELETE FROM "leasehold".lane l WHERE l.session = of_session AND l.lane = of_lane AND l.seq = prior;
+    IF NOT FOUND AND (prior IS NOT NULL OR EXISTS (
+        SELECT FROM "leasehold".lane l WHERE l.session = of_session AND l.lane = of_lane AND l.seq > of_seq))
+    THEN
+        RAISE EXCEPTION 'another request of this lane has been answered meanwhile' USING ERRCODE = '40001';
+    END IF;
 END $$;
 
 -- Callers share a call: what one of its items waits for in somebody's hand, all wait for. So it
@@ -391,7 +398,7 @@ BEGIN
         due := at + delay / 1000;
     ELSIF NOT believed THEN
         failed := true;
-        why := 'broken fence: its mark ' || mark || ' is more than 86400s ahead of the store''s clock';
+        why := 'broken fence: its mark ' || mark || ' is more than ' || 86400000000 / 1000000 || 's ahead of the store''s clock';
         ended := CASE WHEN cancel THEN 'cancelled' ELSE 'retried' END;
         next := CASE WHEN cancel THEN 'cancelled' ELSE 'scheduled' END;
         keeps_key := NOT relaxed;
@@ -618,17 +625,22 @@ $$;
 --
 -- The epoch is read again once the lock is held. If it has moved on, this is the one before, and
 -- the other lock is taken, too: nobody moves on again while the one before is held. A transaction
--- that reads only what was there when it began takes both at once.
+-- that reads only what was there when it began takes both at once; and it locks the queue's row,
+-- which fails if the queue was removed since. That waits for a removal alone.
 CREATE OR REPLACE FUNCTION "leasehold".enter_1(of_queue integer) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     class constant integer := '"leasehold".queue'::regclass::oid::integer;
     was   bigint;
     is_   bigint;
     noted bigint;
+    is_strict constant boolean := current_setting('transaction_isolation') <> 'read committed';
 BEGIN
+    IF is_strict THEN
+        PERFORM FROM "leasehold".queue q WHERE q.id = of_queue FOR KEY SHARE;
+    END IF;
     SELECT h.epoch, h.drawn_at INTO was, noted FROM "leasehold".head h WHERE h.queue = of_queue ORDER BY h.gen DESC LIMIT 1;
     PERFORM pg_advisory_xact_lock_shared(class, of_queue * 2 + (was % 2)::integer);
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
+    IF is_strict THEN
         PERFORM pg_advisory_xact_lock_shared(class, of_queue * 2 + 1 - (was % 2)::integer);
         RETURN noted;
     END IF;
@@ -1028,19 +1040,20 @@ BEGIN
                        WITH ORDINALITY AS k (id, name, kind, payload, delay, uniq, key, o, n)
                   WHERE k.n <> ALL (others)) AS n
             ON CONFLICT DO NOTHING
-            RETURNING j.queue, j.state
+            RETURNING j.queue, j.state, j.run_at
         )
         SELECT new.queue, count(*) AS jobs, count(*) FILTER (WHERE new.state = 0) AS scheduled,
-               count(*) FILTER (WHERE new.state = 1) AS parked
+               count(*) FILTER (WHERE new.state = 1) AS parked,
+               -- The next claim has these, ready or due.
+               count(*) FILTER (WHERE new.state <> 1 AND new.run_at <= at) AS now
         FROM new GROUP BY new.queue ORDER BY new.queue
     LOOP
         stored := stored + made.jobs;
         INSERT INTO "leasehold".tally (queue, n, counts)
         VALUES (made.queue, nextval('"leasehold".place'),
                 ARRAY[made.scheduled, made.jobs - made.scheduled, made.parked, 0, 0, 0, 0, made.jobs]);
-        IF made.jobs > made.scheduled + made.parked THEN
-            PERFORM "leasehold".wake_1(of_namespace, made.queue, names[array_position(numbers, made.queue)],
-                                     made.jobs - made.scheduled - made.parked, false);
+        IF made.now > 0 THEN
+            PERFORM "leasehold".wake_1(of_namespace, made.queue, names[array_position(numbers, made.queue)], made.now, false);
         END IF;
     END LOOP;
     IF stored + cardinality(others) <> cardinality(ids) THEN
@@ -1193,6 +1206,8 @@ BEGIN
     next_due := NULL;
     next_end := NULL;
     late := NULL;
+    -- A queue may be removed before its lock is had.
+    ids := array_fill(NULL::integer, ARRAY[cardinality(queues)]);
     FOR q IN
         SELECT k.id, k.name, k.paused FROM "leasehold".queue k
         WHERE k.namespace = of_namespace AND k.name = ANY (queues) ORDER BY k.id FOR NO KEY UPDATE
@@ -1283,7 +1298,7 @@ BEGIN
                     CONTINUE WHEN picked.n = 0;
                     IF picked.suspects AND NOT s.alone THEN
                         -- A line of suspects that was not known.
-                        h := "leasehold".meet_1(h, picked.lines);
+                        h := "leasehold".new_lines_1(h, picked.lines);
                         again := true;
                         EXIT;
                     END IF;
@@ -1394,7 +1409,7 @@ BEGIN
         next_end := least(next_end, CASE WHEN in_hand THEN at + PAUSE ELSE ends END);
         h.counts := counts;
         IF h.gen % 8 = 0 THEN
-            h := "leasehold".folded_1(h);
+            h := "leasehold".added_up_1(h);
         END IF;
         PERFORM "leasehold".save_head_1(h);
     END LOOP;
@@ -1472,7 +1487,7 @@ BEGIN
 END $$;
 
 -- Lines of suspects that were not known are, from now on.
-CREATE OR REPLACE FUNCTION "leasehold".meet_1(h "leasehold".head, met smallint[]) RETURNS "leasehold".head LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION "leasehold".new_lines_1(h "leasehold".head, of_jobs smallint[]) RETURNS "leasehold".head LANGUAGE plpgsql AS $$
 DECLARE
     known record;
 BEGIN
@@ -1481,7 +1496,7 @@ BEGIN
     INTO known
     FROM (SELECT o.line, o.front, o.start FROM unnest(h.lines, h.fronts, h.starts) AS o (line, front, start)
           UNION ALL
-          SELECT DISTINCT m, h.sealed, -h.sealed FROM unnest(met) AS m WHERE m % 2 = 0 AND m <> ALL (h.lines)) AS k;
+          SELECT DISTINCT m, h.sealed, -h.sealed FROM unnest(of_jobs) AS m WHERE m % 2 = 0 AND m <> ALL (h.lines)) AS k;
     h.lines := known.lines;
     h.fronts := known.fronts;
     h.starts := known.starts;
@@ -1534,7 +1549,7 @@ BEGIN
 END $$;
 
 -- Adds up what other calls have added to the counts, as far as no more can come.
-CREATE OR REPLACE FUNCTION "leasehold".folded_1(h "leasehold".head) RETURNS "leasehold".head LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION "leasehold".added_up_1(h "leasehold".head) RETURNS "leasehold".head LANGUAGE plpgsql AS $$
 DECLARE
     total record;
 BEGIN
@@ -1556,14 +1571,14 @@ BEGIN
 END $$;
 
 -- The same for a queue of which nobody holds the lock.
-CREATE OR REPLACE FUNCTION "leasehold".fold_1(of_queue integer, at bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION "leasehold".add_up_1(of_queue integer, at bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     h "leasehold".head;
 BEGIN
-    PERFORM FROM "leasehold".queue q WHERE q.id = of_queue FOR UPDATE SKIP LOCKED;
+    PERFORM FROM "leasehold".queue q WHERE q.id = of_queue FOR NO KEY UPDATE SKIP LOCKED;
     IF FOUND THEN
         SELECT * INTO h FROM "leasehold".head_1(of_queue);
-        PERFORM "leasehold".save_head_1("leasehold".folded_1("leasehold".advance_1(h, at)));
+        PERFORM "leasehold".save_head_1("leasehold".added_up_1("leasehold".advance_1(h, at)));
     END IF;
 END $$;
 
@@ -1676,7 +1691,7 @@ BEGIN
         WHERE g.queue = beat.of_ AND g.id = beat.id;
         IF till < held.deadline THEN
             -- The clock was set back. No claim looks for leases that end so early.
-            PERFORM FROM "leasehold".queue q WHERE q.id = beat.of_ FOR UPDATE;
+            PERFORM FROM "leasehold".queue q WHERE q.id = beat.of_ FOR NO KEY UPDATE;
             SELECT * INTO h FROM "leasehold".head_1(beat.of_);
             IF till < h.overdue_from THEN
                 h.overdue_from := till;
@@ -1745,7 +1760,7 @@ BEGIN
         IF marks IS NOT NULL AND EXISTS (SELECT FROM unnest(queues, marks) AS k (name, mark)
                                          WHERE k.name = q.name AND k.mark IS NOT NULL) THEN
             -- The issuer's floor is to rise. Claims read it, and hold this row while they do.
-            PERFORM FROM "leasehold".queue k WHERE k.id = q.id FOR UPDATE;
+            PERFORM FROM "leasehold".queue k WHERE k.id = q.id FOR NO KEY UPDATE;
         END IF;
         noted := "leasehold".enter_1(q.id);
         at := "leasehold".clock_1(by_hand);
@@ -2101,7 +2116,7 @@ BEGIN
     WHERE k.namespace = of_namespace AND k.id > after
       AND (SELECT true FROM "leasehold".tally t WHERE t.queue = k.id AND t.n > o.counted_to LIMIT 1)
     ORDER BY k.id LIMIT 1;
-    PERFORM "leasehold".fold_1(of_, "leasehold".clock_1(by_hand)) WHERE of_ IS NOT NULL;
+    PERFORM "leasehold".add_up_1(of_, "leasehold".clock_1(by_hand)) WHERE of_ IS NOT NULL;
     RETURN of_;
 END $$;
 
@@ -2285,7 +2300,7 @@ BEGIN
     done := 0;
     skipped := 0;
     others := '[]';
-    SELECT q.name INTO of_name FROM "leasehold".queue q WHERE q.id = of_queue FOR UPDATE;
+    SELECT q.name INTO of_name FROM "leasehold".queue q WHERE q.id = of_queue FOR NO KEY UPDATE;
     noted := "leasehold".enter_1(of_queue);
     ids := "leasehold".selected_1(of_queue, which);
     PERFORM FROM "leasehold".job k WHERE k.queue = of_queue AND k.id = ANY (ids) AND k.state = 6
@@ -2305,7 +2320,7 @@ BEGIN
         j.state := (SELECT k.state FROM "leasehold".job k WHERE k.id = j.id AND k.queue = of_queue);
         IF j.state = 6 AND word = 'cancel' AND NOT j.cancel THEN
             UPDATE "leasehold".job k SET cancel = true WHERE k.id = j.id AND k.queue = of_queue;
-        ELSIF j.state NOT IN (0, 1, 2, 7)
+        ELSIF j.state NOT IN (0, 1, 2)
               AND NOT (word = 'purge' AND j.state <> 6)
               AND NOT (word = 'retry_dead' AND j.state = 4)
            OR word = 'retry_dead' AND j.state <> 4 THEN
@@ -2411,7 +2426,7 @@ BEGIN
     IF cardinality(ids) = 0 THEN
         RETURN tokens;
     END IF;
-    SELECT q.name INTO of_name FROM "leasehold".queue q WHERE q.id = of_queue FOR UPDATE;
+    SELECT q.name INTO of_name FROM "leasehold".queue q WHERE q.id = of_queue FOR NO KEY UPDATE;
     PERFORM "leasehold".enter_1(of_queue);
     PERFORM FROM "leasehold".job j WHERE j.queue = of_queue AND j.id = ANY (ids) AND j.state = 6
     ORDER BY j.token FOR UPDATE;
@@ -2441,7 +2456,8 @@ END $$;
 
 -- remove: delete a queue that has no jobs.
 -- in   its name, who asks and why
--- out  {"done"}, or {"left": the counts of the queue}: then nothing was done
+-- out  {"done"}; or {"left": the counts of the queue} or {"ahead": microseconds}, and nothing was
+--      done
 -- why  whoever puts jobs into a queue holds a lock of one of its epochs: who has both is alone, and
 --      whoever comes later finds that the queue is gone (enter_1)
 
@@ -2454,6 +2470,7 @@ DECLARE
     class  constant integer := '"leasehold".queue'::regclass::oid::integer;
     first  record;
     of_    integer;
+    ahead  bigint;
     answer jsonb;
     done   bigint := 0;
 BEGIN
@@ -2467,6 +2484,11 @@ BEGIN
         PERFORM pg_advisory_xact_lock(class, of_ * 2), pg_advisory_xact_lock(class, of_ * 2 + 1);
         IF EXISTS (SELECT FROM "leasehold".job j WHERE j.queue = of_) THEN
             RETURN jsonb_build_object('done', 0, 'left', "leasehold".counts_1(of_));
+        END IF;
+        -- Made again it would begin LEAD above the clock, and so below tokens that it has given.
+        ahead := "leasehold".behind_1(h, 0, "leasehold".clock_1(by_hand)) FROM "leasehold".head_1(of_) h;
+        IF ahead IS NOT NULL THEN
+            RETURN jsonb_build_object('done', 0, 'ahead', ahead);
         END IF;
         DELETE FROM "leasehold".unique_key k WHERE k.queue = of_;
         DELETE FROM "leasehold".exclusive_key k WHERE k.queue = of_;
@@ -3069,6 +3091,7 @@ DECLARE
     nonces  bytea[];
     upto    integer[];
     tokens  bigint[];
+    term    bigint;
 BEGIN
     PERFORM "leasehold".check_options_1(options, ARRAY['namespace']);
     of_namespace := "leasehold".namespace_1(options);
@@ -3086,6 +3109,12 @@ BEGIN
     END IF;
     SELECT array_agg(r.token ORDER BY r.queue, r.lease_of, r.nonce, r.token) INTO tokens
     FROM (SELECT DISTINCT p.* FROM unnest(receipts) AS k (text), "leasehold".receipt_1(k.text) AS p) AS r;
+    SELECT min(g.term) / 1000000 INTO term FROM unnest(queues, ids, nonces) AS k (queue, id, nonce)
+    JOIN "leasehold".queue q ON q.namespace = of_namespace AND q.name = k.queue
+    JOIN "leasehold".grants g ON g.queue = q.id AND g.id = k.id AND g.nonce_hash = sha256(k.nonce);
+    IF term IS NOT NULL THEN
+        PERFORM "leasehold".limit_1(term, term);
+    END IF;
     RETURN QUERY
     WITH answers AS MATERIALIZED (
         SELECT a.*, queues[a.nth] AS queue, ids[a.nth] AS id, nonces[a.nth] AS nonce,
@@ -3099,6 +3128,43 @@ BEGIN
     ORDER BY k.n;
 END $$;
 
+-- Puts the limits of a lease on a transaction: the server ends it if it stands still for a term,
+-- and a statement that takes longer than the lease has left (all in milliseconds).
+CREATE OR REPLACE FUNCTION "leasehold".limit_1(term bigint, left_ bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    own   bigint;
+    name  text;
+    noted text;
+    most  bigint;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['idle_in_transaction_session_timeout', 'statement_timeout', 'lock_timeout'] LOOP
+        most := least(2147483647, greatest(1, CASE name WHEN 'idle_in_transaction_session_timeout' THEN term ELSE left_ END));
+        -- A stricter one of the caller's own stays. It is kept under another name, as in
+        -- src/driver/limit.rs, so that a later call under a renewed lease can set a longer limit.
+        noted := 'leasehold' || '.' || name;
+        PERFORM set_config(noted, coalesce(nullif(current_setting(noted, true), ''), current_setting(name)), true);
+        own := nullif((extract(epoch FROM current_setting(noted)::interval) * 1000)::bigint, 0);
+        PERFORM set_config(name, least(own, most)::text, true);
+    END LOOP;
+END $$;
+
+-- The same before a call that locks the lease's job, so that a transaction of which it is the first
+-- does not keep the job for longer. A lease that is overdue can still be ended: what is left of it
+-- is no limit then.
+CREATE OR REPLACE FUNCTION "leasehold".limit_of_1(of_namespace text, receipt text) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    r    constant record := "leasehold".receipt_1(receipt);
+    term bigint;
+    left_ bigint;
+BEGIN
+    SELECT g.term / 1000000, (g.deadline - "leasehold".clock_1(NULL)) / 1000 INTO term, left_
+    FROM "leasehold".grants g JOIN "leasehold".queue q ON q.id = g.queue
+    WHERE q.name = r.queue AND q.namespace = of_namespace AND g.id = r.lease_of AND g.nonce_hash = sha256(r.nonce);
+    IF FOUND THEN
+        PERFORM "leasehold".limit_1(term, CASE WHEN left_ > 0 THEN left_ ELSE term END);
+    END IF;
+END $$;
+
 -- Ends one lease, or says that it was not the caller's.
 CREATE OR REPLACE FUNCTION "leasehold".settle_text_1(
     receipt text, outcome smallint, delay bigint, reason text, result bytea, options jsonb
@@ -3109,6 +3175,7 @@ DECLARE
 BEGIN
     PERFORM "leasehold".check_options_1(options, ARRAY['namespace']);
     r := "leasehold".receipt_1(receipt);
+    PERFORM "leasehold".limit_of_1("leasehold".namespace_1(options), receipt);
     verdicts := "leasehold".settle_1(
         "leasehold".namespace_1(options), NULL, NULL, NULL, NULL, ARRAY[r.queue], ARRAY[r.job], ARRAY[r.lease_of], ARRAY[r.token],
         ARRAY[r.nonce], ARRAY[outcome], ARRAY[delay], ARRAY[reason], NULL, ARRAY[result]);
@@ -3138,8 +3205,8 @@ BEGIN
     PERFORM "leasehold".settle_text_1(receipt, 0::smallint, NULL, NULL, bytes, options);
 END $$;
 
--- The run failed. Unless said otherwise, the job comes back as its retry policy says, and is dead
--- after as many failures as it may have. The answer: the job's state.
+-- The run failed. The job comes back after retry_in, or else as its retry policy says, and is dead
+-- after as many failures as it may have, or if it is to be buried. The answer: the job's state.
 CREATE OR REPLACE FUNCTION "leasehold".fail(
     receipt text, reason text, retry_in interval DEFAULT NULL, bury boolean DEFAULT false, options jsonb DEFAULT '{}'
 ) RETURNS text LANGUAGE plpgsql AS $$
@@ -3153,9 +3220,9 @@ BEGIN
     PERFORM "leasehold".check_options_1(options, ARRAY['namespace']);
     SELECT k.queue, k.failures, k.options INTO j FROM "leasehold".job k JOIN "leasehold".queue q ON q.id = k.queue
     WHERE k.id = r.job AND q.name = r.queue AND q.namespace = "leasehold".namespace_1(options);
-    IF delay IS NULL AND NOT over AND FOUND THEN
+    IF NOT over AND FOUND THEN
         over := j.failures + 1 >= coalesce((j.options ->> 'max_failures')::bigint, 10);
-        delay := "leasehold".backoff_1(j.options -> 'retry', j.failures);
+        delay := coalesce(delay, "leasehold".backoff_1(j.options -> 'retry', j.failures));
     END IF;
     PERFORM "leasehold".settle_text_1(receipt, CASE WHEN over THEN 4 ELSE 1 END::smallint, delay,
                                     "leasehold".clip_1(coalesce(fail.reason, '')), NULL, options);
@@ -3204,6 +3271,7 @@ BEGIN
     PERFORM "leasehold".check_options_1(options, ARRAY['namespace']);
     PERFORM "leasehold".check_bytes_1('checkpoint', octet_length(bytes), 262144);
     PERFORM "leasehold".number_1('seq', to_jsonb(coalesce(checkpoint.seq, -1)), 0, 9223372036854775807);
+    PERFORM "leasehold".limit_of_1("leasehold".namespace_1(options), receipt);
     SELECT c.verdict INTO verdict FROM "leasehold".checkpoint_1(
         "leasehold".namespace_1(options), NULL, NULL, NULL, NULL, ARRAY[r.queue], ARRAY[r.job], ARRAY[r.lease_of], ARRAY[r.token],
         ARRAY[r.nonce], ARRAY[checkpoint.seq], ARRAY[bytes]) AS c;
@@ -3242,19 +3310,14 @@ BEGIN
     END;
 END $$;
 
--- Begins work under a lease: first in the transaction. The server ends it if it stands still for a
--- term, and a statement that takes longer than the lease has left: a frozen owner does not hold its
--- successor.
+-- Begins work under a lease: first in the transaction, under its limits. A frozen owner does not
+-- hold its successor.
 CREATE OR REPLACE FUNCTION "leasehold".begin(receipt text, options jsonb DEFAULT '{}')
 RETURNS TABLE (scope text, token bigint, deadline timestamptz) LANGUAGE plpgsql ROWS 1 AS $$
 #variable_conflict use_column
 DECLARE
     r    constant record := "leasehold".receipt_1(receipt);
     held record;
-    own  bigint;
-    name text;
-    noted text;
-    most bigint;
 BEGIN
     PERFORM "leasehold".check_options_1(options, ARRAY['namespace']);
     SELECT g.term / 1000000 AS term, g.deadline, g.deadline - "leasehold".clock_1(NULL) AS left_,
@@ -3266,22 +3329,14 @@ BEGIN
     IF NOT FOUND OR held.left_ <= 0 THEN
         PERFORM "leasehold".stale_1('the lease of job ' || r.job || ' under token ' || r.token || ' has ended');
     END IF;
-    FOREACH name IN ARRAY ARRAY['idle_in_transaction_session_timeout', 'statement_timeout', 'lock_timeout'] LOOP
-        most := least(2147483647, greatest(1, CASE name WHEN 'idle_in_transaction_session_timeout' THEN held.term
-                                                        ELSE held.left_ / 1000 END));
-        -- A stricter one of the caller's own stays. It is kept under another name, as in
-        -- src/driver/limit.rs, so that a later call under a renewed lease can set a longer limit.
-        noted := 'leasehold' || '.' || name;
-        PERFORM set_config(noted, coalesce(nullif(current_setting(noted, true), ''), current_setting(name)), true);
-        own := nullif((extract(epoch FROM current_setting(noted)::interval) * 1000)::bigint, 0);
-        PERFORM set_config(name, least(own, most)::text, true);
-    END LOOP;
+    PERFORM "leasehold".limit_1(held.term, held.left_ / 1000);
     PERFORM "leasehold".hold_1(held.scope, r.token);
     RETURN QUERY SELECT held.scope, r.token, "leasehold".at_1(held.deadline);
 END $$;
 
 -- Raises the mark of a scope, and refuses a token below it: before the first read, in the same
--- transaction as the effect. Whoever opened it with a larger token has replaced the caller.
+-- transaction as the effect. Whoever opened it with a larger token has replaced the caller. It does
+-- not know the lease, and so puts no limits on the transaction: begin does.
 CREATE OR REPLACE FUNCTION "leasehold".open_fence(scope text, token bigint) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -3294,11 +3349,13 @@ BEGIN
     PERFORM "leasehold".hold_1(open_fence.scope, open_fence.token);
     INSERT INTO "leasehold".fence AS f (scope, mark) VALUES (open_fence.scope, open_fence.token)
     ON CONFLICT (scope) DO UPDATE SET mark = greatest(f.mark, excluded.mark) RETURNING f.mark INTO now_;
-    -- Marks below the floor were forgotten.
+    -- Marks below the floor were forgotten, perhaps just now. A transaction that reads only what
+    -- was there when it began fails if the floor was raised since.
+    PERFORM FROM "leasehold".fence f WHERE f.scope = '' AND current_setting('transaction_isolation') <> 'read committed' FOR SHARE;
     SELECT greatest(now_, (SELECT f.mark FROM "leasehold".fence f WHERE f.scope = '')) INTO now_;
     IF now_ > open_fence.token OR open_fence.token IS NULL THEN
         PERFORM "leasehold".stale_1('the mark of ' || open_fence.scope || ' is ' || now_ || ', above token ' || open_fence.token);
     END IF;
 END $$;
 
-UPDATE "leasehold".meta SET code = '8552b4d06f679921', edition = 1000 WHERE version = 1;
+UPDATE "leasehold".meta SET code = '35abe74dac4c9a90', edition = 1000 WHERE version = 1;

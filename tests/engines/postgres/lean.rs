@@ -22,7 +22,7 @@ const TERM: Duration = Duration::from_secs(60);
 
 /// A caller, and a witness of the statements that write its answers and renew its grants.
 struct Scene {
-    _server: Server,
+    server: Server,
     caller: Caller,
     witness: Client,
 }
@@ -52,7 +52,7 @@ impl Scene {
             .await
             .unwrap();
         Self {
-            _server: server,
+            server,
             caller,
             witness,
         }
@@ -179,7 +179,7 @@ async fn a_late_copy_of_a_claim_grants_nothing() {
     let store = scene.caller.store.clone();
     // Neither handle knows what the other has sent.
     let options = Server::options().namespace(store.namespace());
-    let late = PostgresStore::with(scene._server.config(), options);
+    let late = PostgresStore::with(scene.server.config(), options);
     let late = late.await.unwrap();
     let mut producer = Caller::new(late.clone()).await;
     let copies_of = async |request: ClaimRequest, producer: &mut Caller| {

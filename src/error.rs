@@ -1,4 +1,4 @@
-//! Errors: a call to the store that got no answer.
+//! Errors: a call to the store that failed, or was never answered.
 //!
 //! Three kinds of "no", three types. A [`Verdict`](crate::lease::Verdict) is an answer: the call
 //! worked and says "you are fenced". A [`Failure`](crate::Failure) is what a handler asks for. An
@@ -122,7 +122,7 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Whether the same call may succeed later, although nothing was changed.
+    /// Whether simply repeating the call later may succeed.
     pub const fn is_transient(self) -> bool {
         matches!(
             self,

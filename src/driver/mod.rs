@@ -60,7 +60,7 @@ impl SqlError {
         }
     }
 
-    /// A driver's answer that is not a statement's.
+    /// The driver's answer could not be decoded.
     pub fn unreadable(message: impl Into<String>) -> Self {
         Self::new(Some("XX000"), message)
     }
@@ -69,7 +69,7 @@ impl SqlError {
         self.code.as_deref()
     }
 
-    /// In the words of the crate, with another explanation for some codes.
+    /// Converts to the crate's error. `otherwise` overrides the explanation of some codes.
     pub(crate) fn explained(
         self,
         otherwise: impl FnOnce(&str) -> Option<(ErrorKind, &'static str)>,
@@ -179,7 +179,7 @@ pub(crate) fn meaning(code: &str) -> (ErrorKind, &'static str) {
     match code {
         "40001" | "40P01" => (
             ErrorKind::Contended,
-            "the server rolled the call back for the sake of another, again and again",
+            "the server kept rolling the call back in favour of other transactions",
         ),
         "55P03" => (
             ErrorKind::Contended,

@@ -9,8 +9,8 @@ use crate::token::FencingToken;
 /// Issues tokens: a hybrid logical clock. Pure; the store keeps its two numbers in the same atomic
 /// step as the grant.
 ///
-/// A counter forgets what it gave when its store is rolled back, and re-arms the zombie. This
-/// follows the clock, so that an issuer that lost its memory starts above everything it gave
+/// A counter that is rolled back with its store issues old tokens again, and fences let a stale
+/// owner pass. This follows the clock, so that an issuer that lost its memory starts above everything it gave
 /// before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Issuer {
@@ -62,8 +62,8 @@ impl Issuer {
 
     /// How many tokens can be given now.
     ///
-    /// To refuse claims while the clock is behind would protect against nothing but a loss of
-    /// memory in that time, and would stop all work for as long. So unless `when_behind` says
+    /// Refusing claims while the clock is behind would only guard against a loss of memory in that
+    /// time, and would stop all work for as long. So unless `when_behind` says
     /// otherwise they go on, and `last` grows by one for each lease: slower than any clock.
     pub fn room(&self, now: Timestamp, when_behind: WhenBehind) -> u64 {
         if when_behind == WhenBehind::GoOn && self.clock_behind(now).is_some() {

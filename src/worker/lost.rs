@@ -17,8 +17,8 @@
 //!    that blocks its thread cannot be dropped; it keeps its slot.
 //! 4. Nothing is settled, whatever the handler returns ([`outcome`](super::outcome)). Only a lease
 //!    that ran out before its handler started is handed back.
-//! 5. In the store the lease expires at its deadline; a stalled one with the next renewal of its
-//!    grant, which names it as lapsed until the store has answered ([`renewer`](super::renewer)).
+//! 5. In the store a lease that was refused is already gone, and any other expires at its deadline;
+//!    a stalled one with the next renewal of its grant, which names it as lapsed until the store has answered ([`renewer`](super::renewer)).
 //!
 //! Once its handler has ended, a lease can no longer be lost. It waits for the verdict on its
 //! settlement: the store decides.
@@ -30,8 +30,7 @@ use crate::handler::Failure;
 use crate::observe::Event;
 
 /// A lease is not ours any longer, or may not be: its handler stops and settles nothing. Returns
-/// false if it had ended or was known to be lost, or if nobody can tell whether this process has
-/// ended it itself.
+/// true only for a loss that is new and that no settlement of our own can explain.
 pub(crate) fn lose(pool: &Pool, held: &HeldGrant, index: usize, why: Stop) -> bool {
     let lease = &held.leases[index];
     let is_known = lease.stopped().is_some_and(Stop::is_lost);
@@ -57,7 +56,7 @@ pub(crate) fn lose(pool: &Pool, held: &HeldGrant, index: usize, why: Stop) -> bo
     !lease.is_in_doubt()
 }
 
-/// All leases of a grant are lost. Returns how many of them were news, as [`lose`] has it.
+/// All leases of a grant are lost. Returns how many of them were newly lost: see [`lose`].
 pub(crate) fn lose_all(pool: &Pool, held: &HeldGrant, why: Stop) -> usize {
     let leases = 0..held.leases.len();
     leases.filter(|index| lose(pool, held, *index, why)).count()

@@ -2,8 +2,8 @@
 //!
 //! A handle has one channel of its own. A claim that finds less than it wants is entered in the
 //! partition as a sleeper, in the same step; a function that makes jobs ready takes out as many
-//! sleepers and publishes on the channel of each. So one sleeper wakes per job, and `wait` sends
-//! nothing: it listens.
+//! sleepers and publishes on the channel of each. So one sleeper wakes per job. A sleeper
+//! listens, and looks once a second.
 //!
 //! A message can be lost, and a process that was woken can be gone. So once a second a sleeper
 //! looks whether the lines have jobs to claim, which job is due next and which deadline is next.
@@ -31,8 +31,8 @@ use crate::rules::order;
 use crate::store::RequestId;
 use crate::store::wake::Wakers;
 
-/// How long a sleeper is on the list. A little longer than it sleeps: one that is gone swallows a
-/// wake-up for so long at most, and a look makes good for it after a second.
+/// How long a sleeper is on the list: slightly longer than it sleeps. A sleeper that has died
+/// swallows wake-ups for no longer than this, and each costs the others a second at most.
 pub(super) const SLEEP: Duration = Duration::from_secs(6);
 /// How long a sleep is at most.
 pub(super) const LONGEST: Duration = Duration::from_secs(5);

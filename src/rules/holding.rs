@@ -431,6 +431,7 @@ pub fn is_forgotten(
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
+    use std::ops::Bound;
 
     fn path(text: &str) -> Scope {
         Scope::path(text).unwrap()
@@ -463,10 +464,8 @@ mod tests {
         };
         for a in all.iter().step_by(7).chain(&all[..30]) {
             let below = a.below().unwrap();
-            let probed: Vec<&str> = keys
-                .range::<str, _>(&*below.start..&*below.end)
-                .copied()
-                .collect();
+            let interval = (Bound::Included(&*below.start), Bound::Excluded(&*below.end));
+            let probed: Vec<&str> = keys.range::<str, _>(interval).copied().collect();
             let own = components(a);
             let expected = all.iter().filter(|b| {
                 let other = components(b);

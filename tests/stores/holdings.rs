@@ -1,0 +1,299 @@
+//! Every case of the suite for holdings on every store that has them, and the proof that the suite's
+//! checker catches a store that breaks the rules.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use leasehold::Result;
+use leasehold::async_trait;
+use leasehold::clock::ManualClock;
+use leasehold::lease::HoldingReceipt;
+use leasehold::rules::holding::{FamilyName, Mode, Scope};
+use leasehold::store::holding::{
+    AcquireRequest, Acquired, Acquisition, Ask, Check, Checked, CommitRequest, Committed,
+    FamilySettings, HoldingBeat, HoldingCommand, HoldingControlRequest, HoldingQuery,
+    HoldingRenewal, HoldingSelect, HoldingViews, ReleaseBy, ReleaseRequest, Released, SaveRequest,
+    SavedState, SweepRequest, Swept, TicketName,
+};
+use leasehold::store::{HoldingStore, MemoryStore, RequestId, SessionId};
+use leasehold_conformance::ManualFixture;
+use leasehold_conformance::holding::checker::{HoldingRule, check};
+use leasehold_conformance::holding::{HoldingDriver, HoldingFixture, random};
+
+#[expect(clippy::unused_async, reason = "other stores have to wait for theirs")]
+async fn memory() -> ManualFixture {
+    let clock = ManualClock::default();
+    ManualFixture::new(MemoryStore::with_clock(clock.clone()), clock)
+}
+
+leasehold_conformance::holding_conformance!(memory, memory);
+
+/// What a careless store gets wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Mistake {
+    /// None: the same wrapper, and a good store.
+    None,
+    /// It takes every ask for a shared one.
+    IgnoresExclusive,
+    /// It grants what nothing live is in the way of, whoever waits.
+    OvertakesTickets,
+    /// A released unit does not come back.
+    LeaksUnits,
+    /// A state is taken, whatever was saved before.
+    SavesAnything,
+    /// A release is answered, and not carried out.
+    ForgetsReleases,
+}
+
+struct Broken {
+    inner: Arc<dyn HoldingStore>,
+    mistake: Mistake,
+    /// Its own calls.
+    session: SessionId,
+    seq: AtomicU64,
+    /// Receipts of units.
+    units: std::sync::Mutex<Vec<HoldingReceipt>>,
+}
+
+impl fmt::Debug for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Broken").field(&self.mistake).finish()
+    }
+}
+
+impl Broken {
+    async fn new(inner: Arc<dyn HoldingStore>, mistake: Mistake) -> Self {
+        Self {
+            session: inner.open_session().await.unwrap(),
+            inner,
+            mistake,
+            seq: AtomicU64::default(),
+            units: std::sync::Mutex::default(),
+        }
+    }
+
+    fn request(&self) -> RequestId {
+        RequestId {
+            session: self.session,
+            lane: 0,
+            seq: self.seq.fetch_add(1, Ordering::SeqCst),
+        }
+    }
+
+    async fn overtake(&self, ask: &Ask) -> Result<Acquired> {
+        for scope in &ask.scopes {
+            let select = HoldingSelect::Scope {
+                family: ask.family.clone(),
+                scope: scope.clone(),
+            };
+            let request = HoldingControlRequest {
+                request: self.request(),
+                actor: "nobody".into(),
+                reason: String::new(),
+                command: HoldingCommand::DropTickets(select),
+            };
+            self.inner.control(request).await?;
+        }
+        let request = AcquireRequest {
+            request: self.request(),
+            asks: vec![ask.clone()],
+        };
+        let mut answers = self.inner.acquire(request).await?.answers;
+        Ok(answers.remove(0))
+    }
+}
+
+#[async_trait]
+impl HoldingStore for Broken {
+    fn name(&self) -> &'static str {
+        "broken"
+    }
+
+    async fn open_session(&self) -> Result<SessionId> {
+        self.inner.open_session().await
+    }
+
+    async fn acquire(&self, mut request: AcquireRequest) -> Result<Acquisition> {
+        let asks = request.asks.clone();
+        for ask in &mut request.asks {
+            if self.mistake == Mistake::IgnoresExclusive && ask.mode == Mode::Exclusive {
+                ask.mode = Mode::Shared;
+            }
+        }
+        let mut answer = self.inner.acquire(request).await?;
+        for (ask, answer) in asks.iter().zip(&mut answer.answers) {
+            match answer {
+                Acquired::Busy(busy)
+                    if self.mistake == Mistake::OvertakesTickets && busy.holders.is_empty() =>
+                {
+                    *answer = self.overtake(ask).await?;
+                }
+                Acquired::Granted(held) if ask.mode.units() > 0 => {
+                    self.units.lock().unwrap().push(held.receipt.clone());
+                }
+                _ => {}
+            }
+        }
+        Ok(answer)
+    }
+
+    async fn renew(&self, beats: Vec<HoldingBeat>) -> Result<Vec<HoldingRenewal>> {
+        self.inner.renew(beats).await
+    }
+
+    async fn release(&self, request: ReleaseRequest) -> Result<Vec<Released>> {
+        let ended = Released::Ended {
+            late: false,
+            saved: false,
+        };
+        let [release] = &request.releases[..] else {
+            return self.inner.release(request).await;
+        };
+        let ReleaseBy::Receipt(receipt) = &release.by else {
+            return self.inner.release(request).await;
+        };
+        let is_unit = self.units.lock().unwrap().contains(receipt);
+        if self.mistake == Mistake::LeaksUnits && is_unit {
+            let commit = CommitRequest {
+                request: request.request,
+                receipts: vec![receipt.clone()],
+            };
+            return Ok(match self.inner.commit(commit).await?[0] {
+                Committed::Done => vec![ended],
+                _ => vec![Released::Fenced],
+            });
+        }
+        if self.mistake == Mistake::ForgetsReleases {
+            return Ok(vec![ended]);
+        }
+        self.inner.release(request).await
+    }
+
+    async fn save(&self, request: SaveRequest) -> Result<Vec<SavedState>> {
+        let mut told = self.inner.save(request).await?;
+        if self.mistake == Mistake::SavesAnything {
+            for told in &mut told {
+                if let SavedState::Behind { .. } = told {
+                    *told = SavedState::Saved { late: false };
+                }
+            }
+        }
+        Ok(told)
+    }
+
+    async fn commit(&self, request: CommitRequest) -> Result<Vec<Committed>> {
+        self.inner.commit(request).await
+    }
+
+    async fn check(&self, checks: Vec<Check>) -> Result<Vec<Checked>> {
+        self.inner.check(checks).await
+    }
+
+    async fn sweep(&self, request: SweepRequest) -> Result<Swept> {
+        self.inner.sweep(request).await
+    }
+
+    async fn wait(&self, tickets: &[TicketName], limit: Duration) -> Result<()> {
+        self.inner.wait(tickets, limit).await
+    }
+
+    async fn control(&self, request: HoldingControlRequest) -> Result<u64> {
+        self.inner.control(request).await
+    }
+
+    async fn inspect(&self, query: HoldingQuery) -> Result<HoldingViews> {
+        self.inner.inspect(query).await
+    }
+}
+
+/// The rules that a store with this mistake breaks in some random programs.
+async fn broken_by(mistake: Mistake) -> BTreeSet<HoldingRule> {
+    let mut broken = BTreeSet::new();
+    for seed in 0..4 {
+        let fixture = Arc::new(memory().await);
+        let store = Broken::new(fixture.holdings(), mistake).await;
+        let driver = HoldingDriver::with(fixture, Arc::new(store)).await;
+        let scope = |dice: &mut fastrand::Rng| {
+            Scope::path(["/", "/a", "/a/b", "/c"][dice.usize(..4)]).unwrap()
+        };
+        random::program(&driver, seed, scope).await;
+        let found = check(&driver.history().calls(), &driver.families().await);
+        broken.extend(found.into_iter().map(|violation| violation.rule));
+    }
+    broken
+}
+
+#[tokio::test]
+async fn a_good_store_behind_the_same_wrapper_breaks_nothing() {
+    assert_eq!(broken_by(Mistake::None).await, BTreeSet::new());
+}
+
+#[tokio::test]
+async fn a_store_that_ignores_exclusive_is_caught() {
+    let broken = broken_by(Mistake::IgnoresExclusive).await;
+    assert!(broken.contains(&HoldingRule::TwoHoldings), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_store_that_overtakes_tickets_is_caught() {
+    let broken = broken_by(Mistake::OvertakesTickets).await;
+    assert!(broken.contains(&HoldingRule::Overtaken), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_store_that_leaks_a_unit_is_caught() {
+    let broken = broken_by(Mistake::LeaksUnits).await;
+    assert!(broken.contains(&HoldingRule::BusyForNothing), "{broken:?}");
+    assert!(broken.contains(&HoldingRule::LedgerOff), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_store_that_saves_anything_is_caught() {
+    let broken = broken_by(Mistake::SavesAnything).await;
+    assert!(broken.contains(&HoldingRule::StateWentBack), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_store_that_forgets_releases_is_caught() {
+    let broken = broken_by(Mistake::ForgetsReleases).await;
+    assert!(broken.contains(&HoldingRule::BusyForNothing), "{broken:?}");
+    assert!(broken.contains(&HoldingRule::LedgerOff), "{broken:?}");
+}
+
+/// Units given away twice: the settings of another family do not count.
+#[tokio::test]
+async fn a_store_that_gives_too_many_units_is_caught() {
+    let fixture = Arc::new(memory().await);
+    let driver = HoldingDriver::new(fixture).await;
+    let configure = |family: &str, units| HoldingCommand::Configure {
+        family: FamilyName::new(family).unwrap(),
+        settings: FamilySettings {
+            units: Some(units),
+            ..FamilySettings::default()
+        },
+    };
+    driver.control(configure("api", 3)).await;
+    let ask = |nonce| Ask {
+        family: FamilyName::new("api").unwrap(),
+        scopes: vec![Scope::name("a").unwrap()],
+        mode: Mode::Units(2),
+        owner: "w".into(),
+        task: "t".into(),
+        nonce: leasehold::lease::Nonce::from_bytes([nonce; 16]),
+        term: Duration::from_secs(9),
+        max_lifetime: Duration::from_secs(9),
+        wait: false,
+    };
+    driver.held(&ask(1)).await;
+    driver.control(configure("api", 4)).await;
+    driver.held(&ask(2)).await;
+    let mut calls = driver.history().calls();
+    assert_eq!(check(&calls, &[]), []);
+    // The same history, had the number not been raised.
+    calls.remove(2);
+    let rules: Vec<_> = check(&calls, &[]).into_iter().map(|it| it.rule).collect();
+    assert_eq!(rules, [HoldingRule::TooManyUnits]);
+}

@@ -10,15 +10,16 @@ use std::time::Duration;
 use leasehold::Result;
 use leasehold::async_trait;
 use leasehold::clock::ManualClock;
-use leasehold::lease::HoldingReceipt;
+use leasehold::lease::{HoldingReceipt, Nonce};
 use leasehold::rules::holding::{FamilyName, Mode, Scope};
+use leasehold::rules::vectors::{self, ConflictVector};
 use leasehold::store::holding::{
     AcquireRequest, Acquired, Acquisition, Ask, Check, Checked, CommitRequest, Committed,
     FamilySettings, HoldingBeat, HoldingCommand, HoldingControlRequest, HoldingQuery,
-    HoldingRenewal, HoldingSelect, HoldingViews, ReleaseBy, ReleaseRequest, Released, SaveRequest,
-    SavedState, SweepRequest, Swept, TicketName,
+    HoldingRenewal, HoldingSelect, HoldingViews, Reaped, ReleaseBy, ReleaseRequest, Released,
+    SaveRequest, SavedState, TicketName,
 };
-use leasehold::store::{HoldingStore, MemoryStore, RequestId, SessionId};
+use leasehold::store::{HoldingStore, MemoryStore, ReapRequest, RequestId, SessionId};
 use leasehold_conformance::ManualFixture;
 use leasehold_conformance::holding::checker::{HoldingRule, check};
 use leasehold_conformance::holding::{HoldingDriver, HoldingFixture, random};
@@ -192,8 +193,8 @@ impl HoldingStore for Broken {
         self.inner.check(checks).await
     }
 
-    async fn sweep(&self, request: SweepRequest) -> Result<Swept> {
-        self.inner.sweep(request).await
+    async fn reap(&self, request: ReapRequest) -> Result<Reaped> {
+        self.inner.reap(request).await
     }
 
     async fn wait(&self, tickets: &[TicketName], limit: Duration) -> Result<()> {
@@ -282,7 +283,7 @@ async fn a_store_that_gives_too_many_units_is_caught() {
         mode: Mode::Units(2),
         owner: "w".into(),
         task: "t".into(),
-        nonce: leasehold::lease::Nonce::from_bytes([nonce; 16]),
+        nonce: Nonce::from_bytes([nonce; 16]),
         term: Duration::from_secs(9),
         max_lifetime: Duration::from_secs(9),
         wait: false,
@@ -296,4 +297,79 @@ async fn a_store_that_gives_too_many_units_is_caught() {
     calls.remove(2);
     let rules: Vec<_> = check(&calls, &[]).into_iter().map(|it| it.rule).collect();
     assert_eq!(rules, [HoldingRule::TooManyUnits]);
+}
+
+/// Every row of the rules' table of conflicts, for a holding and for a ticket that comes first.
+async fn play_conflicts(d: &HoldingDriver) {
+    let family = FamilyName::new("v").unwrap();
+    let mut nonce = 0_u64;
+    let mut ask = |(scopes, mode): &(Vec<Scope>, Mode), wait| {
+        nonce += 1;
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&nonce.to_be_bytes());
+        Ask {
+            family: family.clone(),
+            scopes: scopes.clone(),
+            mode: *mode,
+            owner: "w".into(),
+            task: "t".into(),
+            nonce: Nonce::from_bytes(bytes),
+            term: Duration::from_secs(60),
+            max_lifetime: Duration::from_secs(60),
+            wait,
+        }
+    };
+    let rows = vectors::conflicts();
+    let units = HoldingCommand::Configure {
+        family: FamilyName::new("v").unwrap(),
+        settings: FamilySettings {
+            units: Some(rows[0].units),
+            ..FamilySettings::default()
+        },
+    };
+    d.control(units).await;
+    let is_busy = |answer: &Acquired| matches!(answer, Acquired::Busy(_));
+    for row in &rows {
+        let held = d.held(&ask(&row.first, false)).await;
+        let second = ask(&row.second, false);
+        let answer = d.acquire(&second).await;
+        assert_eq!(is_busy(&answer), row.holding_blocks, "a holding: {row:?}");
+        d.withdraw(&second).await;
+        for scope in &row.second.0 {
+            let covers = row.first.0.iter().any(|whole| whole.covers(scope));
+            let told = d.check(&held.receipt, scope.clone()).await;
+            assert_eq!(told != Checked::ScopeMismatch, covers, "{row:?}");
+        }
+        d.release(&held).await;
+
+        // The ticket waits for something else as well, which nobody else wants.
+        let other = Scope::name("other").unwrap();
+        let in_the_way = d
+            .held(&ask(&(vec![other.clone()], Mode::Exclusive), false))
+            .await;
+        let mut first = row.first.clone();
+        first.0.push(other);
+        let first = ask(&first, true);
+        assert!(is_busy(&d.acquire(&first).await), "{row:?}");
+        let second = ask(&row.second, false);
+        let answer = d.acquire(&second).await;
+        assert_eq!(is_busy(&answer), row.ticket_blocks, "a ticket: {row:?}");
+        d.withdraw(&second).await;
+        d.withdraw(&first).await;
+        d.release(&in_the_way).await;
+    }
+    assert!(d.holdings().await.is_empty() && d.tickets().await.is_empty());
+    for blocks in [
+        |row: &ConflictVector| row.holding_blocks,
+        |row: &ConflictVector| row.ticket_blocks,
+        |row: &ConflictVector| row.covers,
+    ] {
+        assert!(rows.iter().any(blocks) && !rows.iter().all(blocks));
+    }
+}
+
+#[tokio::test]
+async fn the_table_of_conflicts_on_memory() {
+    let driver = HoldingDriver::new(Arc::new(memory().await)).await;
+    play_conflicts(&driver).await;
 }

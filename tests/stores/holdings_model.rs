@@ -16,9 +16,9 @@ use leasehold::store::holding::{
     AcquireRequest, Acquired, Acquisition, Ask, BlockedBy, Busy, Check, Checked, CommitRequest,
     Committed, FamilySettings, HoldingBeat, HoldingCommand, HoldingControlRequest, HoldingLedger,
     HoldingQuery, HoldingRenewal, HoldingSelect, HoldingViews, Missing, Refusal, Release,
-    ReleaseRequest, Released, SweepRequest,
+    ReleaseRequest, Released,
 };
-use leasehold::store::{HoldingStore, MemoryStore, RequestId, SessionId, Store};
+use leasehold::store::{HoldingStore, MemoryStore, ReapRequest, RequestId, SessionId, Store};
 
 /// A scope, as the model sees it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -669,10 +669,10 @@ impl World {
                 HoldingCommand::DropTickets(select)
             }
             3 => {
-                let units = dice.u64(..3);
+                let units = dice.u32(..3);
                 let used_up = self.model.used_up.get_mut(&(family, What::Name(0)));
                 if let Some(used_up) = used_up {
-                    done = units.min(*used_up);
+                    done = u64::from(units).min(*used_up);
                     *used_up -= done;
                 }
                 HoldingCommand::Restock {
@@ -700,17 +700,17 @@ impl World {
         assert_eq!(self.send(command).await, done, "{text}");
     }
 
-    async fn sweep(&mut self) {
+    async fn reap(&mut self) {
         let expected = self.model.expire(|_| true);
         self.model
             .line
             .retain(|(_, deadline)| *deadline > self.model.now);
-        let request = SweepRequest {
+        let request = ReapRequest {
             request: self.request(),
             max: 1_000,
         };
-        let swept = self.store.sweep(request).await.unwrap();
-        let reported: Vec<_> = swept.expired.iter().map(|it| it.token).collect();
+        let reaped = self.store.reap(request).await.unwrap();
+        let reported: Vec<_> = reaped.expired.iter().map(|it| it.token).collect();
         assert_eq!(reported, expected);
     }
 
@@ -801,7 +801,7 @@ impl World {
                 self.withdraw(&asked).await;
             }
             17 => self.operate(dice).await,
-            18 if dice.bool() => self.sweep().await,
+            18 if dice.bool() => self.reap().await,
             // Often to the very moment at which something is over.
             18 | 19 => {
                 let model = &self.model;

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::lease::{Cause, FencingToken, HoldingReceipt, Nonce, Progress};
 use crate::limits::{self, at_most, duration, positive, without_zero};
 use crate::rules::holding::{self, FamilyName, Mode, Scope, ScopeKind};
-use crate::store::{RequestId, bounded};
+use crate::store::RequestId;
 
 /// Arguments of [`HoldingStore::acquire`](super::HoldingStore::acquire).
 #[derive(Clone, Debug)]
@@ -33,6 +33,9 @@ impl AcquireRequest {
             limits::CALL_ITEMS,
             "asks in a call",
         )?;
+        let scopes = self.asks.iter().flat_map(|ask| &ask.scopes);
+        let bytes = scopes.map(|scope| scope.key().len()).sum();
+        at_most("scopes", bytes, limits::CALL_BYTES, "bytes in a call")?;
         self.asks.iter().try_for_each(Ask::validate)
     }
 }
@@ -468,6 +471,17 @@ pub struct Check {
     pub scope: Scope,
 }
 
+impl Check {
+    pub(crate) fn validate_all(checks: &[Self]) -> Result<()> {
+        at_most(
+            "checks",
+            checks.len(),
+            limits::CALL_ITEMS,
+            "checks in a call",
+        )
+    }
+}
+
 /// The answer to one check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[must_use = "it may not be held"]
@@ -495,25 +509,9 @@ pub enum Missing {
     Unknown,
 }
 
-/// Arguments of [`HoldingStore::sweep`](super::HoldingStore::sweep).
-#[derive(Clone, Debug)]
-pub struct SweepRequest {
-    /// The name of this call.
-    pub request: RequestId,
-    /// How many holdings, tickets and scopes at most. 1 to 1,000.
-    pub max: usize,
-}
-
-impl SweepRequest {
-    /// Checks every limit.
-    pub fn validate(&self) -> Result<()> {
-        bounded("max", self.max, limits::STEP_JOBS)
-    }
-}
-
-/// What a sweep did.
+/// What a reap did.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Swept {
+pub struct Reaped {
     /// The expiries that it recorded.
     pub expired: Vec<HoldingExpiry>,
     /// How many scopes it forgot.
@@ -600,7 +598,7 @@ pub enum HoldingCommand {
         /// The name.
         scope: Scope,
         /// How many at most.
-        units: u64,
+        units: u32,
     },
 }
 

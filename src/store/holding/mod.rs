@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::SessionId;
+use super::{ReapRequest, SessionId};
 use crate::error::Result;
 
 mod call;
@@ -18,9 +18,8 @@ mod view;
 pub use call::{
     AcquireRequest, Acquired, Acquisition, Ask, BlockedBy, Busy, Check, Checked, CommitRequest,
     Committed, FamilySettings, GrantedHolding, HoldingBeat, HoldingCommand, HoldingControlRequest,
-    HoldingExpiry, HoldingRenewal, HoldingSelect, HoldingState, Missing, Refusal, Release,
-    ReleaseBy, ReleaseRequest, Released, Save, SaveRequest, SavedState, SweepRequest, Swept,
-    TicketName,
+    HoldingExpiry, HoldingRenewal, HoldingSelect, HoldingState, Missing, Reaped, Refusal, Release,
+    ReleaseBy, ReleaseRequest, Released, Save, SaveRequest, SavedState, TicketName,
 };
 pub use view::{
     ContendedView, EndedHolding, FamilyView, HoldingEnd, HoldingFilter, HoldingLedger,
@@ -158,7 +157,7 @@ pub trait HoldingStore: Send + Sync + 'static {
     ///
     /// # Errors
     /// Unknown.
-    async fn sweep(&self, request: SweepRequest) -> Result<Swept>;
+    async fn reap(&self, request: ReapRequest) -> Result<Reaped>;
 
     /// Sleeps until one of the tickets may be granted, at most for `limit`.
     ///

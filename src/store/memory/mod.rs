@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::holding::{Acquisition, Committed, HoldingStore, Released, SavedState, Swept};
+use super::holding::{Acquisition, Committed, HoldingStore, Reaped, Released, SavedState};
 use super::wake::Wakers;
 use super::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
@@ -379,7 +379,7 @@ struct Answers {
     release: Option<Vec<Released>>,
     save: Option<Vec<SavedState>>,
     commit: Option<Vec<Committed>>,
-    sweep: Option<Swept>,
+    reap_holdings: Option<Reaped>,
     holding_control: Option<u64>,
 }
 

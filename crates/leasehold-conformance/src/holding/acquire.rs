@@ -406,7 +406,7 @@ pub async fn a_check_tells_by_the_clock(d: &HoldingDriver) {
     d.advance(secs(40)).await;
     let expired = Checked::Fenced(Missing::Expired);
     assert_eq!(d.check(&held.receipt, path("/a")).await, expired);
-    d.sweep().await;
+    d.reap().await;
     assert_eq!(d.check(&held.receipt, path("/a")).await, expired);
     let next = d.held(&ask(path("/a"))).await;
     d.release(&next).await;

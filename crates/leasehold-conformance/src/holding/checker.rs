@@ -362,7 +362,7 @@ impl<'a> Known<'a> {
                 }
             }
             (HoldingOp::Acquire { .. }, Some(HoldingAnswer::Acquired { expired, .. }))
-            | (HoldingOp::Sweep { .. }, Some(HoldingAnswer::Swept(expired))) => {
+            | (HoldingOp::Reap { .. }, Some(HoldingAnswer::Reaped(expired))) => {
                 for HoldingExpiry { family, token, .. } in expired {
                     if let Some(grant) = self.grant_mut(family, *token) {
                         grant.ends.push(end(true));
@@ -465,7 +465,7 @@ impl<'a> Known<'a> {
                 && of == family
                 && scope == name
             {
-                sure = sure.saturating_sub(*units);
+                sure = sure.saturating_sub((*units).into());
                 if let Some(HoldingAnswer::Controlled(done)) = by.answer
                     && by.end.is_some_and(|end| end < call.start)
                 {

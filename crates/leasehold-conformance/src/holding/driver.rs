@@ -18,10 +18,10 @@ use leasehold::store::holding::{
     AcquireRequest, Acquired, Acquisition, Ask, Busy, Check, Checked, CommitRequest, Committed,
     FamilySettings, FamilyView, GrantedHolding, HoldingBeat, HoldingCommand, HoldingControlRequest,
     HoldingFilter, HoldingLedger, HoldingQuery, HoldingRenewal, HoldingStore, HoldingView,
-    HoldingViews, Release, ReleaseRequest, Released, Save, SaveRequest, SavedState, ScopeView,
-    SweepRequest, Swept, TicketView,
+    HoldingViews, Reaped, Release, ReleaseRequest, Released, Save, SaveRequest, SavedState,
+    ScopeView, TicketView,
 };
-use leasehold::store::{RequestId, SESSION_IDLE, SessionId};
+use leasehold::store::{ReapRequest, RequestId, SESSION_IDLE, SessionId};
 
 /// The term of the driver's asks.
 pub(super) const TERM: Duration = Duration::from_secs(60);
@@ -304,12 +304,12 @@ impl HoldingDriver {
     }
 
     /// Records what time has done.
-    pub async fn sweep(&self) -> Swept {
-        let request = SweepRequest {
+    pub async fn reap(&self) -> Reaped {
+        let request = ReapRequest {
             request: self.request(),
             max: 1_000,
         };
-        self.store.sweep(request).await.expect("sweep")
+        self.store.reap(request).await.expect("reap")
     }
 
     /// A command, ready to be sent.

@@ -56,7 +56,7 @@ pub async fn renewals_grant_a_term_from_now(d: &HoldingDriver) {
     }
     d.advance(left).await;
     assert_eq!(d.renew(&held).await, HoldingRenewal::Fenced);
-    assert_eq!(d.sweep().await.expired[0].cause, Cause::Lifetime);
+    assert_eq!(d.reap().await.expired[0].cause, Cause::Lifetime);
     assert_eq!(d.ledger().await.expired_lifetime, 1);
 }
 
@@ -118,7 +118,7 @@ pub async fn an_overdue_holding_does_not_lapse(d: &HoldingDriver) {
     let held = d.held(&ask(name("a"))).await;
     d.advance(TERM).await;
     assert_eq!(d.lapse(&held).await, HoldingRenewal::Fenced);
-    assert_eq!(d.sweep().await.expired[0].cause, Cause::Deadline);
+    assert_eq!(d.reap().await.expired[0].cause, Cause::Deadline);
 }
 
 /// The last progress shown is in the report of an expiry.
@@ -136,7 +136,7 @@ pub async fn keeps_the_last_progress(d: &HoldingDriver) {
     assert_eq!(d.holdings().await[0].progress, Some(progress.clone()));
     assert_eq!(d.holdings().await[0].renewals, 2);
     d.advance(TERM).await;
-    assert_eq!(d.sweep().await.expired[0].progress, Some(progress));
+    assert_eq!(d.reap().await.expired[0].progress, Some(progress));
 }
 
 /// A release ends a holding once.
@@ -158,7 +158,7 @@ pub async fn late_is_accepted_and_counted(d: &HoldingDriver) {
     let (a, b) = (d.held(&ask(name("a"))).await, d.held(&ask(name("b"))).await);
     d.advance(TERM).await;
     assert_eq!(d.release(&a).await, LATE);
-    d.sweep().await;
+    d.reap().await;
     assert_eq!(d.release(&b).await, Released::Fenced);
     let ledger = d.ledger().await;
     assert_eq!((ledger.released, ledger.late, ledger.fenced), (1, 1, 1));
@@ -255,7 +255,7 @@ pub async fn state_never_goes_back(d: &HoldingDriver) {
         d.save(&second, 3, "late").await,
         SavedState::Saved { late: true }
     );
-    d.sweep().await;
+    d.reap().await;
     assert_eq!(d.save(&second, 4, "gone").await, SavedState::Fenced);
     assert_eq!(
         d.held(&ask(name("a"))).await.state.map(|state| state.seq),
@@ -333,13 +333,13 @@ pub async fn scopes_are_remembered_for_a_while(d: &HoldingDriver) {
     d.release(&held).await;
     d.advance(limits::SCOPE_RETENTION - Duration::from_micros(1))
         .await;
-    assert_eq!(d.sweep().await.forgotten, 0);
+    assert_eq!(d.reap().await.forgotten, 0);
     d.advance(Duration::from_micros(1)).await;
-    assert_eq!(d.sweep().await.forgotten, 1);
+    assert_eq!(d.reap().await.forgotten, 1);
     assert_eq!(d.scope(path("/a")).await, None);
     d.advance(limits::STATE_RETENTION - limits::SCOPE_RETENTION)
         .await;
-    assert_eq!(d.sweep().await.forgotten, 1);
+    assert_eq!(d.reap().await.forgotten, 1);
     assert_eq!(d.held(&ask(name("state"))).await.state, None);
     assert_eq!(d.families().await[0].family, family());
 }
@@ -353,7 +353,7 @@ pub async fn what_is_held_is_not_forgotten(d: &HoldingDriver) {
     };
     let held = d.held(&long).await;
     d.advance(limits::SCOPE_RETENTION * 2).await;
-    assert_eq!(d.sweep().await.forgotten, 0);
+    assert_eq!(d.reap().await.forgotten, 0);
     assert!(matches!(
         d.acquire(&ask(name("a"))).await,
         Acquired::Busy(_)

@@ -18,10 +18,10 @@ use leasehold::rules::holding::{FamilyName, Mode, Scope};
 use leasehold::store::holding::{
     AcquireRequest, Acquired, Acquisition, Ask, Check, Checked, CommitRequest, Committed,
     HoldingBeat, HoldingCommand, HoldingControlRequest, HoldingExpiry, HoldingQuery,
-    HoldingRenewal, HoldingStore, HoldingViews, ReleaseBy, ReleaseRequest, Released, SaveRequest,
-    SavedState, SweepRequest, Swept, TicketName,
+    HoldingRenewal, HoldingStore, HoldingViews, Reaped, ReleaseBy, ReleaseRequest, Released,
+    SaveRequest, SavedState, TicketName,
 };
-use leasehold::store::{RequestId, SessionId};
+use leasehold::store::{ReapRequest, RequestId, SessionId};
 use leasehold::{Error, Result};
 
 /// One call.
@@ -65,7 +65,7 @@ pub enum HoldingOp {
         request: RequestId,
         receipts: Vec<HoldingNote>,
     },
-    Sweep {
+    Reap {
         request: RequestId,
     },
     Control {
@@ -81,7 +81,7 @@ impl HoldingOp {
             | Self::Release { request, .. }
             | Self::Save { request, .. }
             | Self::Commit { request, .. }
-            | Self::Sweep { request }
+            | Self::Reap { request }
             | Self::Control { request, .. } => Some(*request),
             Self::Renew { .. } => None,
         }
@@ -101,7 +101,7 @@ pub enum HoldingAnswer {
     Released(Vec<Released>),
     Saved(Vec<SavedState>),
     Committed(Vec<Committed>),
-    Swept(Vec<HoldingExpiry>),
+    Reaped(Vec<HoldingExpiry>),
     Controlled(u64),
 }
 
@@ -397,12 +397,12 @@ impl HoldingStore for RecordingHoldings {
         self.inner.check(checks).await
     }
 
-    async fn sweep(&self, request: SweepRequest) -> Result<Swept> {
-        let op = HoldingOp::Sweep {
+    async fn reap(&self, request: ReapRequest) -> Result<Reaped> {
+        let op = HoldingOp::Reap {
             request: request.request,
         };
-        let work = self.inner.sweep(request);
-        let note = |answer: &Swept| HoldingAnswer::Swept(answer.expired.clone());
+        let work = self.inner.reap(request);
+        let note = |answer: &Reaped| HoldingAnswer::Reaped(answer.expired.clone());
         self.history.call(self.process, op, work, note).await
     }
 

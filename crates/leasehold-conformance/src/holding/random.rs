@@ -87,7 +87,7 @@ pub async fn program(d: &HoldingDriver, seed: u64, scope: impl Fn(&mut fastrand:
                     d.withdraw(&ask).await;
                 }
                 _ => {
-                    d.sweep().await;
+                    d.reap().await;
                 }
             },
             _ => {}

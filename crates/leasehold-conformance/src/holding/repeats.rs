@@ -2,9 +2,10 @@
 
 use super::driver::{HoldingDriver, TERM, ask, family, name, secs, units, waiting};
 use leasehold::ErrorKind;
+use leasehold::store::ReapRequest;
 use leasehold::store::holding::{
     Acquired, CommitRequest, Committed, HoldingCommand, HoldingSelect, Release, Released, Save,
-    SaveRequest, SavedState, SweepRequest,
+    SaveRequest, SavedState,
 };
 
 /// A repeated acquire gets the first answer, with the time originally granted.
@@ -39,7 +40,7 @@ pub async fn acquire_answers_the_living(d: &HoldingDriver) {
     .await;
 }
 
-/// A repeated release, save, commit, sweep and command act once.
+/// A repeated release, save, commit, reap and command act once.
 pub async fn every_call_acts_once(d: &HoldingDriver) {
     d.configure(Some(2), None).await;
     let held = d.held(&ask(name("a"))).await;
@@ -76,13 +77,13 @@ pub async fn every_call_acts_once(d: &HoldingDriver) {
     assert_eq!(d.scope(name("u")).await.expect("the scope").committed, 1);
     d.held(&ask(name("a"))).await;
     d.advance(TERM).await;
-    let sweep = SweepRequest {
+    let reap = ReapRequest {
         request: d.request(),
         max: 10,
     };
     for _ in 0..2 {
-        let swept = d.store().sweep(sweep.clone()).await.expect("sweep");
-        assert_eq!(swept.expired.len(), 1);
+        let reaped = d.store().reap(reap.clone()).await.expect("reap");
+        assert_eq!(reaped.expired.len(), 1);
     }
     let revoke = HoldingCommand::Revoke(HoldingSelect::Scope {
         family: family(),

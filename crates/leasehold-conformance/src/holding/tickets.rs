@@ -306,18 +306,25 @@ pub async fn each_grant_wakes_on(d: &HoldingDriver) {
     for ask in &line {
         d.busy(ask).await;
     }
-    let (Some(first), Some(last)) = (line.first(), line.last()) else {
-        panic!("nobody waits");
-    };
-    wakes(d, first, async || {
-        d.release(&held).await;
-    })
-    .await;
-    for ask in &line {
+    let limit = limits::STEP_WAKES;
+    let tickets = [[line[limit - 1].ticket()], [line[limit].ticket()]];
+    let woken = d.store().wait(&tickets[0], secs(60));
+    let woken_on = d.store().wait(&tickets[1], secs(60));
+    tokio::pin!(woken, woken_on);
+    for wait in [woken.as_mut(), woken_on.as_mut()] {
+        let early = tokio::time::timeout(MOMENT, wait).await;
+        assert!(early.is_err(), "woke before it could be granted");
+    }
+    d.release(&held).await;
+    let woken = tokio::time::timeout(PATIENCE, woken).await;
+    woken.expect("nobody woke the 64th").expect("wait");
+    d.held(&line[0]).await;
+    let woken = tokio::time::timeout(PATIENCE, woken_on).await;
+    woken.expect("the grant did not wake on").expect("wait");
+    for ask in &line[1..] {
         d.held(ask).await;
     }
     assert_eq!(d.ledger().await.live, line.len() as u64);
-    assert!(matches!(d.acquire(last).await, Acquired::Granted(_)));
 }
 
 /// A wait returns at once for a ticket that can be granted or is gone, and gives up at its limit.

@@ -4,7 +4,7 @@ use super::driver::{HoldingDriver, TERM, ask, family, name, secs, shared, units}
 use leasehold::limits;
 use leasehold::store::holding::{Acquired, Ask, Committed, HoldingCommand, Refusal, Released};
 
-fn restock(text: &str, units: u64) -> HoldingCommand {
+fn restock(text: &str, units: u32) -> HoldingCommand {
     HoldingCommand::Restock {
         family: family(),
         scope: name(text),
@@ -113,7 +113,7 @@ pub async fn committed_units_are_used_up(d: &HoldingDriver) {
     let busy = d.busy(&units("a", 2)).await;
     assert_eq!((busy.holders.len(), busy.again_in), (0, None));
     d.advance(limits::STATE_RETENTION * 2).await;
-    d.sweep().await;
+    d.reap().await;
     d.busy(&units("a", 2)).await;
     assert_eq!(d.scope(name("a")).await.expect("the scope").committed, 2);
     assert_eq!(d.control(restock("a", 1)).await, 1);

@@ -144,12 +144,12 @@ impl State {
         Ok(1)
     }
 
-    fn restock(&mut self, family: &FamilyName, scope: &Scope, units: u64) -> u64 {
+    fn restock(&mut self, family: &FamilyName, scope: &Scope, units: u32) -> u64 {
         let family = self.families.get_mut(family);
         let Some(scope) = family.and_then(|family| family.scopes.get_mut(scope)) else {
             return 0;
         };
-        let done = units.min(scope.committed);
+        let done = scope.committed.min(units.into());
         scope.committed -= done;
         done
     }

@@ -1,8 +1,8 @@
-//! renew, release, save, commit, check: what holders do with what they have. sweep: what time does.
+//! renew, release, save, commit, check: what holders do with what they have. reap: what time does.
 
 use super::{
     Check, Checked, Committed, Family, HoldingBeat, HoldingEnd, HoldingReceipt, HoldingRenewal,
-    HoldingState, Released, SavedState, State, Swept, TicketName,
+    HoldingState, Reaped, Released, SavedState, State, TicketName,
 };
 use crate::clock::Timestamp;
 use crate::lease::{Cause, FencingToken};
@@ -183,7 +183,7 @@ impl State {
         }
     }
 
-    pub(super) fn sweep(&mut self, max: usize, now: Timestamp) -> Swept {
+    pub(super) fn reap_holdings(&mut self, max: usize, now: Timestamp) -> Reaped {
         let mut overdue = Vec::new();
         for (name, family) in &self.families {
             let holds = family
@@ -194,21 +194,23 @@ impl State {
         }
         overdue.sort_unstable();
         overdue.truncate(max);
-        let mut swept = Swept::default();
+        let mut reaped = Reaped::default();
         for (_, token, name) in overdue {
             if let Some(family) = self.families.get_mut(&name) {
-                swept.expired.extend(family.expire(&name, token, None, now));
+                reaped
+                    .expired
+                    .extend(family.expire(&name, token, None, now));
             }
         }
         for family in self.families.values_mut() {
             family.tickets.retain(|_, ticket| ticket.is_live(now));
             family.rests.retain(|(_, _, until)| *until > now);
-            swept.forgotten += family.forget(max - swept.forgotten as usize, now);
+            reaped.forgotten += family.forget(max - reaped.forgotten as usize, now);
         }
         for name in self.families.keys().cloned().collect::<Vec<_>>() {
             self.wake_tickets(&name, now);
         }
-        swept
+        reaped
     }
 }
 

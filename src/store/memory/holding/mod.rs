@@ -21,10 +21,10 @@ use crate::rules::order::overdue_cause;
 use crate::store::holding::{
     AcquireRequest, Acquired, Acquisition, Ask, Check, Checked, CommitRequest, Committed,
     EndedHolding, HoldingBeat, HoldingControlRequest, HoldingEnd, HoldingExpiry, HoldingLedger,
-    HoldingQuery, HoldingRenewal, HoldingState, HoldingStore, HoldingViews, ReleaseRequest,
-    Released, SaveRequest, SavedState, SweepRequest, Swept, TicketName,
+    HoldingQuery, HoldingRenewal, HoldingState, HoldingStore, HoldingViews, Reaped, ReleaseRequest,
+    Released, SaveRequest, SavedState, TicketName,
 };
-use crate::store::{SessionId, Store};
+use crate::store::{ReapRequest, SessionId, Store, bounded};
 
 mod acquire;
 mod control;
@@ -108,17 +108,18 @@ impl HoldingStore for MemoryStore {
     }
 
     async fn check(&self, checks: Vec<Check>) -> Result<Vec<Checked>> {
+        Check::validate_all(&checks).map_err(at(Verb::Check))?;
         let (state, now) = self.lock();
         Ok(checks.iter().map(|check| state.check(check, now)).collect())
     }
 
-    async fn sweep(&self, request: SweepRequest) -> Result<Swept> {
-        request.validate().map_err(at(Verb::Reap))?;
+    async fn reap(&self, request: ReapRequest) -> Result<Reaped> {
+        bounded("max", request.max, limits::STEP_JOBS).map_err(at(Verb::Reap))?;
         self.call(
             Verb::Reap,
             request.request,
-            |last| &mut last.sweep,
-            |state, now| state.sweep(request.max, now),
+            |last| &mut last.reap_holdings,
+            |state, now| state.reap_holdings(request.max, now),
         )
     }
 

@@ -487,10 +487,10 @@ impl World {
         if is_held {
             return;
         }
-        let place = model
-            .line
-            .iter()
-            .position(|(other, _)| other.nonce == asked.nonce);
+        // A nonce that was used for something else names no ticket here.
+        let place = model.line.iter().position(|(other, _)| {
+            other.nonce == asked.nonce && other.what.contains(&asked.what[0])
+        });
         let ticket = place.map(|at| model.line.remove(at));
         let is_live = ticket.is_some_and(|(_, deadline)| deadline > model.now);
         let release = Release::withdraw(&asked.ask(&self.families, false));

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::lease::{Cause, FencingToken, HoldingReceipt, Nonce, Progress};
 use crate::limits::{self, at_most, duration, positive, without_zero};
 use crate::rules::holding::{self, FamilyName, Mode, Scope, ScopeKind};
@@ -110,7 +110,7 @@ pub enum Acquired {
     Granted(GrantedHolding),
     /// Something conflicts with it.
     Busy(Busy),
-    /// The family's settings rule it out. Nothing was changed.
+    /// The family's settings, or the store, rule it out. Nothing was changed.
     Refused(Refusal),
     /// Only of a repeat: it was granted, and has ended since or is overdue.
     Ended,
@@ -176,7 +176,7 @@ pub struct BlockedBy {
     pub resting: bool,
 }
 
-/// Why a family's settings rule an ask out.
+/// Why an ask is ruled out, whoever holds what.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Refusal {
     /// More units than the family gives one name.
@@ -188,6 +188,8 @@ pub enum Refusal {
     Partitions,
     /// The nonce names an ask for something else.
     Nonce,
+    /// The store has no scopes of this kind.
+    Unsupported,
 }
 
 impl Refusal {
@@ -201,6 +203,7 @@ impl Refusal {
             Self::Partitions => {
                 Error::invalid("scopes", "several partitions", "scopes of one partition")
             }
+            Self::Unsupported => Error::new(ErrorKind::Unsupported, "the store holds names only"),
             Self::Nonce => Error::invalid("nonce", "that of another ask", "a new one per ask"),
         }
     }

@@ -7,7 +7,7 @@ use super::driver::{
 };
 use leasehold::limits::{self, TICKET_TERM};
 use leasehold::store::holding::{
-    Acquired, Ask, HoldingCommand, HoldingQuery, HoldingSelect, HoldingViews, Released,
+    Ask, HoldingCommand, HoldingQuery, HoldingSelect, HoldingViews, Released,
 };
 
 /// Longer than a lost wake-up may cost, shorter than the limit given to `wait`.

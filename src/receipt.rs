@@ -170,9 +170,9 @@ impl FromStr for Receipt {
 
 /// Opaque, unguessable proof of one holding.
 ///
-/// It names the holding by family, partition and token, and proves it by the ask's randomness, which
-/// the store compares. `Debug` hides the proof; [`Display`](fmt::Display) writes it out, to be
-/// handed to another process.
+/// It names the holding by family, partition and token, and proves it by the ask's randomness,
+/// which the store compares. `Debug` hides the proof; [`Display`](fmt::Display) writes it out, to
+/// be handed to another process.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct HoldingReceipt {
     #[doc(hidden)]

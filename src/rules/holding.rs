@@ -7,12 +7,16 @@
 //!
 //! Every scope has a [`ScopeKind`] and a [`key`](Scope::key); a range has [offsets](Scope::offsets)
 //! besides. Two scopes of one kind have the same key exactly if they are the same name or path, or
-//! ranges of the same resource. Nothing is escaped or cut, so no two texts can collide. Keys must be
-//! compared byte by byte (`BINARY` in SQLite, `"C"` or `bytea` in PostgreSQL).
+//! ranges of the same resource. Nothing is escaped or cut, so no two texts can collide. Keys must
+//! be compared byte by byte (`BINARY` in SQLite, `"C"` or `bytea` in PostgreSQL).
 //!
 //! The key of a path is its text, and that of the root is empty. So its ancestors are
 //! [some of its prefixes](Scope::ancestors), one look-up each, and its descendants are the keys in
 //! [one interval](Scope::below): the first key at or after its start tells whether there are any.
+//!
+//! Ranges that are held exclusively are disjoint: one that overlaps an ask is the last to start
+//! before its end. Shared and waiting ones may lie in each other: they are found by
+//! [class](Scope::class), that is by length, and [start](Scope::starts).
 
 use std::fmt;
 use std::ops::Range;
@@ -32,8 +36,8 @@ pub use crate::names::FamilyName;
 
 /// What is held, within its family: a name, a path, or a range of a resource.
 ///
-/// Its [text](fmt::Display) is `name:customer-42`, `path:/a/b` or `range:0..4096:inode-7`. Two scopes
-/// are equal exactly if their texts are.
+/// Its [text](fmt::Display) is `name:customer-42`, `path:/a/b` or `range:0..4096:inode-7`. Two
+/// scopes are equal exactly if their texts are.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Scope {
@@ -184,6 +188,20 @@ impl Scope {
         // The byte after a slash is a zero.
         let below = || format!("{}/", self.key)..format!("{}0", self.key);
         (self.kind == ScopeKind::Path).then(below)
+    }
+
+    /// The class of a range: the position of the highest bit of its length, 0 to 53. 0 for the
+    /// other kinds.
+    pub fn class(&self) -> u32 {
+        (self.offsets.1 - self.offsets.0).max(1).ilog2()
+    }
+
+    /// Where the ranges of a class start that may overlap this one. A store that keeps them by
+    /// (resource, class, start) finds those that do in one interval for each class that is there;
+    /// of disjoint ones it looks at two at most that do not.
+    pub fn starts(&self, class: u32) -> Range<u64> {
+        let longest = (2 << class) - 1;
+        (self.offsets.0 + 1).saturating_sub(longest)..self.offsets.1
     }
 
     /// Whether the two have something in common.
@@ -507,6 +525,31 @@ mod tests {
                 .covers(&range(7, limits::OFFSET_MAX))
         );
         assert!(!Scope::whole("s").unwrap().overlaps(&range(7, 8)));
+    }
+
+    #[test]
+    fn overlapping_ranges_start_in_one_interval_of_their_class() {
+        let ranges = (0..24).flat_map(|start| (start + 1..=24).map(move |end| (start, end)));
+        let ranges = ranges.map(|(start, end)| Scope::range("r", start..end).unwrap());
+        let ranges: Vec<Scope> = ranges.collect();
+        for a in &ranges {
+            for b in &ranges {
+                let starts = a.starts(b.class());
+                let found = starts.contains(&b.offsets().start);
+                assert!(found || !a.overlaps(b), "{a} {b}");
+                // A near miss ends before, and by less than the longest of its class.
+                if found && !a.overlaps(b) {
+                    assert!(b.offsets().end <= a.offsets().start, "{a} {b}");
+                    assert!(
+                        a.offsets().start - b.offsets().end < 1 << b.class(),
+                        "{a} {b}"
+                    );
+                }
+            }
+        }
+        let whole = Scope::whole("r").unwrap();
+        assert_eq!((whole.class(), ranges[0].class()), (53, 0));
+        assert_eq!(ranges[0].starts(53), 0..1);
     }
 
     #[test]

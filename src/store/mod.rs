@@ -101,7 +101,8 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
-    /// The store's other half: holdings. None, the default, for stores and wrappers that offer none.
+    /// The store's other half: holdings. None, the default, for stores and wrappers that offer
+    /// none.
     fn holdings(&self) -> Option<Arc<dyn HoldingStore>> {
         None
     }

@@ -1,5 +1,5 @@
-//! Every case of the suite for holdings on every store that has them, and the proof that the suite's
-//! checker catches a store that breaks the rules.
+//! Every case of the suite for holdings on every store that has them, and the proof that the
+//! suite's checker catches a store that breaks the rules.
 
 use std::collections::BTreeSet;
 use std::fmt;

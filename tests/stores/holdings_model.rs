@@ -1,5 +1,5 @@
-//! Random operations on a store of holdings and on a naive model, which compares all pairs and knows
-//! nothing of the crate's rules. Every answer must be the same.
+//! Random operations on a store of holdings and on a naive model, which compares all pairs and
+//! knows nothing of the crate's rules. Every answer must be the same.
 //!
 //! Some 20,000 operations in every run, a million with `LEASEHOLD_CAMPAIGN=1`. A failure prints its
 //! seed: `LEASEHOLD_SEED=… cargo test --test stores holdings_model`.
@@ -58,6 +58,20 @@ impl What {
         }
     }
 
+    /// The family `y` has four partitions: by FNV-1a of the text, paths all in the first.
+    fn partition(&self, family: usize) -> u16 {
+        let text = match self {
+            Self::Name(n) => format!("n{n}"),
+            Self::Range(resource, ..) => format!("r{resource}"),
+            Self::Path(_) => return 0,
+        };
+        let mut hash: u64 = 14_695_981_039_346_656_037;
+        for byte in text.bytes() {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(1_099_511_628_211);
+        }
+        (hash % [1, PARTITIONS][family]) as u16
+    }
+
     fn is_within(&self, whole: &Self) -> bool {
         match (self, whole) {
             (Self::Name(a), Self::Name(b)) => a == b,
@@ -96,6 +110,10 @@ struct Asked {
 }
 
 impl Asked {
+    fn partition(&self) -> u16 {
+        self.what[0].partition(self.family)
+    }
+
     fn overlaps(&self, other: &Self) -> bool {
         let mut pairs = self
             .what
@@ -168,6 +186,7 @@ struct Model {
 }
 
 const TICKET: u64 = 3_000_000;
+const PARTITIONS: u64 = 4;
 
 impl Model {
     fn end(&mut self, at: usize, expired: bool, closes: bool) {
@@ -234,6 +253,14 @@ impl Model {
             && (own.what != asked.what || own.mode != asked.mode)
         {
             return (Some(Acquired::Refused(Refusal::Nonce)), Vec::new());
+        }
+        let partition = asked.partition();
+        if asked
+            .what
+            .iter()
+            .any(|what| what.partition(asked.family) != partition)
+        {
+            return (Some(Acquired::Refused(Refusal::Partitions)), Vec::new());
         }
         let (k, of) = (asked.mode.units(), self.units[asked.family]);
         if k > u64::from(of) {
@@ -318,7 +345,8 @@ impl Model {
             self.ledgers[asked.family].granted += 1;
             self.ledgers[asked.family].live += 1;
         }
-        expired.extend(self.expire(|it| it.asked.family == asked.family));
+        let of_step = (asked.family, partition);
+        expired.extend(self.expire(|it| (it.asked.family, it.asked.partition()) == of_step));
         (answer, expired)
     }
 
@@ -821,10 +849,16 @@ impl World {
     }
 }
 
-async fn play(seed: u64, steps: usize) {
-    let clock = ManualClock::default();
-    let store = MemoryStore::with_clock(clock.clone());
-    let mut world = World::new(&store, clock).await;
+async fn play(store: &dyn Store, clock: ManualClock, seed: u64, steps: usize) {
+    let mut world = World::new(store, clock).await;
+    let partitions = HoldingCommand::Configure {
+        family: world.families[1].clone(),
+        settings: FamilySettings {
+            partitions: Some(PARTITIONS as u16),
+            ..FamilySettings::default()
+        },
+    };
+    world.send(partitions).await;
     let mut dice = fastrand::Rng::with_seed(seed);
     for step in 0..steps {
         world.step(&mut dice).await;
@@ -836,14 +870,22 @@ async fn play(seed: u64, steps: usize) {
     assert!(ledgers.granted > steps as u64 / 50, "{ledgers:?}");
 }
 
-#[tokio::test]
-async fn every_answer_is_the_models() {
+/// The seeds to play, and how long each.
+fn programs() -> (std::ops::Range<u64>, usize) {
     let campaign = std::env::var_os("LEASEHOLD_CAMPAIGN").is_some();
     let (seeds, steps) = if campaign { (100, 10_000) } else { (10, 2_000) };
     let only = std::env::var("LEASEHOLD_SEED").ok();
     let only: Option<u64> = only.map(|seed| seed.parse().unwrap());
-    for seed in only.map_or(0..seeds, |seed| seed..seed + 1) {
+    (only.map_or(0..seeds, |seed| seed..seed + 1), steps)
+}
+
+#[tokio::test]
+async fn every_answer_of_memory_is_the_models() {
+    let (seeds, steps) = programs();
+    for seed in seeds {
         println!("LEASEHOLD_SEED={seed}");
-        play(seed, steps).await;
+        let clock = ManualClock::default();
+        let store = MemoryStore::with_clock(clock.clone());
+        play(&store, clock, seed, steps).await;
     }
 }

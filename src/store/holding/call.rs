@@ -97,8 +97,8 @@ pub struct Acquisition {
     pub answers: Vec<Acquired>,
     /// The expiries that this call recorded.
     pub expired: Vec<HoldingExpiry>,
-    /// How far the store's clock is behind the tokens that the families had given before, if by more
-    /// than speed can explain. A clock that was ahead has been set back.
+    /// How far the store's clock is behind the tokens that the families had given before, if by
+    /// more than speed can explain. A clock that was ahead has been set back.
     pub clock_behind: Option<Duration>,
 }
 
@@ -150,8 +150,8 @@ pub struct Busy {
     pub waiting: u64,
     /// Its place in line, from 1, if it has a ticket now: how many of those are earlier, and it.
     pub place: Option<u64>,
-    /// The earliest deadline (with the rest behind it) among all that is directly in the way, earlier
-    /// tickets included. Zero: again, now. None: nothing that ends by the passage of time.
+    /// The earliest deadline (with the rest behind it) among all that is directly in the way,
+    /// earlier tickets included. Zero: again, now. None: nothing that ends by the passage of time.
     pub again_in: Option<Duration>,
 }
 
@@ -281,8 +281,8 @@ pub struct Release {
     pub by: ReleaseBy,
     /// State to be saved with it: the writer's count, and the bytes.
     pub state: Option<(u64, Bytes)>,
-    /// The mark of a fence that refused this holder although it is the current one: the store raises
-    /// its floor above it, unless it is too far ahead to be believed.
+    /// The mark of a fence that refused this holder although it is the current one: the store
+    /// raises its floor above it, unless it is too far ahead to be believed.
     pub mark: Option<FencingToken>,
 }
 
@@ -563,8 +563,8 @@ impl fmt::Display for HoldingSelect {
 pub struct FamilySettings {
     /// How many units there are of each name. At first 0. Lowering it ends nothing.
     pub units: Option<u32>,
-    /// How long a scope stays closed after an expiry or a revoke, from the deadline or the revoke on.
-    /// At first zero. Holds for what is granted from then on.
+    /// How long a scope stays closed after an expiry or a revoke, from the deadline or the revoke
+    /// on. At first zero. Holds for what is granted from then on.
     pub rest: Option<Duration>,
     /// How many issuers there are. At first 1; fixed once something was asked of the family.
     pub partitions: Option<u16>,

@@ -68,8 +68,8 @@ pub trait HoldingStore: Send + Sync + 'static {
     /// # Atomicity
     /// Of one ask: expires what is overdue and conflicts with it; grants all its scopes under one
     /// token if nothing live, nothing resting and no earlier live ticket conflicts; else grants
-    /// nothing. After its asks the step expires the oldest overdue by (deadline, token), up to 1,000
-    /// with those before. If more than that conflict with an ask, it is
+    /// nothing. After its asks the step expires the oldest overdue by (deadline, token), up to
+    /// 1,000 with those before. If more than that conflict with an ask, it is
     /// [busy](Acquired::Busy) with nothing left to wait for: `again_in` is zero.
     ///
     /// # Tickets
@@ -83,8 +83,8 @@ pub trait HoldingStore: Send + Sync + 'static {
     /// with its deadline as it is, or refreshes that ticket.
     ///
     /// # Repeats
-    /// A repeat gets the first answer, with the time originally granted; where the holding has ended
-    /// since or is overdue, [`Acquired::Ended`].
+    /// A repeat gets the first answer, with the time originally granted; where the holding has
+    /// ended since or is overdue, [`Acquired::Ended`].
     ///
     /// # Errors
     /// `InvalidInput`: nothing was granted. `TokensAhead` if no token fits: certain, and transient.
@@ -162,8 +162,8 @@ pub trait HoldingStore: Send + Sync + 'static {
     /// Sleeps until one of the tickets may be granted, at most for `limit`.
     ///
     /// Returns at once if one can be granted now or is gone. Does not wake for the passing of time:
-    /// the caller has [`Busy::again_in`] for that, and must ask again well within the ticket's term.
-    /// May wake for nothing; a lost wake-up costs at most one second.
+    /// the caller has [`Busy::again_in`] for that, and must ask again well within the ticket's
+    /// term. May wake for nothing; a lost wake-up costs at most one second.
     ///
     /// # Errors
     /// Any; the caller should fall back to sleeping.

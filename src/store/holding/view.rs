@@ -131,8 +131,8 @@ pub struct HoldingLedger {
     pub live: u64,
     /// Releases that came after the deadline, and before the expiry was recorded.
     pub late: u64,
-    /// Releases, saves and commits refused as stale: what a holder tried that had been replaced. Asks
-    /// that were taken back in vain are not among them.
+    /// Releases, saves and commits refused as stale: what a holder tried that had been replaced.
+    /// Asks that were taken back in vain are not among them.
     pub fenced: u64,
 }
 

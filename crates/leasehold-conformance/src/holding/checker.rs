@@ -68,7 +68,7 @@ impl fmt::Display for HoldingViolation {
 pub fn check(calls: &[HoldingCall], last: &[FamilyView]) -> Vec<HoldingViolation> {
     let mut found = Vec::new();
     let calls = joined(calls, &mut found);
-    let known = Known::of(&calls);
+    let known = Evidence::of(&calls);
     known.conflicts(&mut found);
     known.units(&mut found);
     known.tokens(&mut found);
@@ -162,11 +162,11 @@ struct Grant<'a> {
     granted: Duration,
     state: Option<(FencingToken, u64)>,
     renewals: Vec<(&'a HoldingCall, Duration)>,
-    ends: Vec<End<'a>>,
+    ends: Vec<PossibleEnd<'a>>,
 }
 
 /// Something that ended a holding, or may have.
-struct End<'a> {
+struct PossibleEnd<'a> {
     call: &'a HoldingCall,
     /// This very call ended it.
     is_sure: bool,
@@ -199,7 +199,7 @@ impl Grant<'_> {
             return false;
         }
         let may_rest = !rest.is_zero();
-        let is_gone = |by: &End<'_>| {
+        let is_gone = |by: &PossibleEnd<'_>| {
             let kept = may_rest && !is_release(&by.call.op);
             by.is_sure && !kept && by.call.end.is_some_and(|end| end < call.start)
         };
@@ -225,7 +225,7 @@ struct Asked<'a> {
     calls: Vec<(&'a HoldingCall, Option<&'a AcquiredNote>)>,
 }
 
-struct Known<'a> {
+struct Evidence<'a> {
     calls: &'a [HoldingCall],
     grants: Vec<Grant<'a>>,
     asks: Vec<Asked<'a>>,
@@ -233,7 +233,7 @@ struct Known<'a> {
     rest: HashMap<&'a FamilyName, Duration>,
 }
 
-impl<'a> Known<'a> {
+impl<'a> Evidence<'a> {
     fn of(calls: &'a [HoldingCall]) -> Self {
         let mut known = Self {
             calls,
@@ -302,7 +302,7 @@ impl<'a> Known<'a> {
 
     /// What a call did to holdings, or may have done.
     fn note(&mut self, call: &'a HoldingCall) {
-        let end = |is_sure| End { call, is_sure };
+        let end = |is_sure| PossibleEnd { call, is_sure };
         match (&call.op, &call.answer) {
             (HoldingOp::Renew { beats }, answer) => {
                 for (at, (note, lapse)) in beats.iter().enumerate() {
@@ -387,7 +387,7 @@ impl<'a> Known<'a> {
                 .filter(|grant| grant.call.start < call.start)
                 .last();
             if let Some(grant) = last {
-                grant.ends.push(End { call, is_sure });
+                grant.ends.push(PossibleEnd { call, is_sure });
             }
         }
     }

@@ -99,7 +99,9 @@ impl State {
         let place = family.place_of(&ask.nonce);
         let blockers = family.blockers(asked, place, now);
         if blockers.is_none() && !is_too_much {
-            family.tickets.remove(&place.unwrap_or_default());
+            if let Some(place) = place {
+                family.tickets.remove(&place);
+            }
             let granted = family.grant(ask, partition, &mut self.issuer, now);
             return Acquired::Granted(granted);
         }

@@ -313,7 +313,8 @@ impl Family {
         })
     }
 
-    /// Whether a ticket can be granted now: nothing live or resting, and no earlier ticket conflicts.
+    /// Whether a ticket can be granted now: nothing live or resting, and no earlier ticket
+    /// conflicts.
     fn is_grantable(&self, place: u64, now: Timestamp) -> bool {
         self.tickets.get(&place).is_some_and(|ticket| {
             let blockers = self.blockers(ticket.asked(), Some(place), now);

@@ -237,35 +237,43 @@ impl Model {
         lease.closed_until.is_none() && lease.deadline > self.now
     }
 
+    /// What the store must answer without looking for what is in the way: None is the holding that
+    /// the nonce names.
+    fn settled(&mut self, asked: &Asked) -> Result<(), Option<Acquired>> {
+        let is_own = |other: &Asked| other.nonce == asked.nonce && other.family == asked.family;
+        let same = |other: &Asked| other.what == asked.what && other.mode == asked.mode;
+        let of_other = Acquired::Refused(Refusal::Nonce);
+        let mut held = self.leases.iter().filter(|it| self.is_live(it));
+        if let Some(held) = held.find(|it| is_own(&it.asked)) {
+            return Err((!same(&held.asked)).then_some(of_other));
+        }
+        self.line.retain(|(_, deadline)| *deadline > self.now);
+        let own = self.line.iter().find(|(other, _)| is_own(other));
+        if own.is_some_and(|(own, _)| !same(own)) {
+            return Err(Some(of_other));
+        }
+        let mut partitions = asked.what.iter().map(|what| what.partition(asked.family));
+        if partitions.any(|partition| partition != asked.partition()) {
+            return Err(Some(Acquired::Refused(Refusal::Partitions)));
+        }
+        let of = self.units[asked.family];
+        if asked.mode.units() > u64::from(of) {
+            return Err(Some(Acquired::Refused(Refusal::Units { of })));
+        }
+        Ok(())
+    }
+
     /// What the store must answer, and the expiries that it must report, but for the token.
     fn acquire(&mut self, asked: &Asked, wait: bool) -> (Option<Acquired>, Vec<FencingToken>) {
-        let mut held = self.leases.iter().filter(|it| self.is_live(it));
-        if let Some(held) =
-            held.find(|it| it.asked.nonce == asked.nonce && it.asked.family == asked.family)
-        {
-            let same = held.asked.what == asked.what && held.asked.mode == asked.mode;
-            let refused = Acquired::Refused(Refusal::Nonce);
-            return ((!same).then_some(refused), Vec::new());
+        if let Err(answer) = self.settled(asked) {
+            return (answer, Vec::new());
         }
+        let (k, of, partition) = (
+            asked.mode.units(),
+            self.units[asked.family],
+            asked.partition(),
+        );
         let is_own = |other: &Asked| other.nonce == asked.nonce && other.family == asked.family;
-        self.line.retain(|(_, deadline)| *deadline > self.now);
-        if let Some((own, _)) = self.line.iter().find(|(other, _)| is_own(other))
-            && (own.what != asked.what || own.mode != asked.mode)
-        {
-            return (Some(Acquired::Refused(Refusal::Nonce)), Vec::new());
-        }
-        let partition = asked.partition();
-        if asked
-            .what
-            .iter()
-            .any(|what| what.partition(asked.family) != partition)
-        {
-            return (Some(Acquired::Refused(Refusal::Partitions)), Vec::new());
-        }
-        let (k, of) = (asked.mode.units(), self.units[asked.family]);
-        if k > u64::from(of) {
-            return (Some(Acquired::Refused(Refusal::Units { of })), Vec::new());
-        }
         let mut expired = self.expire(|it| {
             is_own(&it.asked) || it.asked.excludes(asked) || it.asked.both_count(asked)
         });
@@ -476,19 +484,16 @@ impl World {
 
     async fn release(&mut self, receipt: &HoldingReceipt, asked: &Asked, by_ask: bool) {
         let model = &mut self.model;
-        let expected = match model.find(receipt.token) {
-            Some(at) => {
-                let late = model.leases[at].deadline <= model.now;
-                let ledger = &mut model.ledgers[asked.family];
-                ledger.released += 1;
-                ledger.late += u64::from(late);
-                model.end(at, false, false);
-                Released::Ended { late, saved: false }
-            }
-            None => {
-                model.ledgers[asked.family].fenced += u64::from(!by_ask);
-                Released::Fenced
-            }
+        let expected = if let Some(at) = model.find(receipt.token) {
+            let late = model.leases[at].deadline <= model.now;
+            let ledger = &mut model.ledgers[asked.family];
+            ledger.released += 1;
+            ledger.late += u64::from(late);
+            model.end(at, false, false);
+            Released::Ended { late, saved: false }
+        } else {
+            model.ledgers[asked.family].fenced += u64::from(!by_ask);
+            Released::Fenced
         };
         let release = if by_ask {
             Release::withdraw(&asked.ask(&self.families, false))
@@ -760,8 +765,8 @@ impl World {
                 .line
                 .iter()
                 .filter(|(asked, _)| asked.family == at);
-            let live = line.filter(|(_, deadline)| *deadline > self.model.now);
-            assert_eq!(view.waiting, live.count() as u64);
+            let in_time = line.filter(|(_, deadline)| *deadline > self.model.now);
+            assert_eq!(view.waiting, in_time.count() as u64);
         }
     }
 

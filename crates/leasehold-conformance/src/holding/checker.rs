@@ -225,6 +225,25 @@ struct Asked<'a> {
     calls: Vec<(&'a HoldingCall, Option<&'a AcquiredNote>)>,
 }
 
+impl Asked<'_> {
+    /// When an ask can have come into line, at the earliest, for its grant in a call.
+    fn line_since(&self, granted: &HoldingCall) -> Option<u64> {
+        let mut since = None;
+        for (call, answer) in &self.calls {
+            if call.start >= granted.start {
+                break;
+            }
+            match answer {
+                Some(AcquiredNote::Busy { place: Some(_), .. }) | None => {
+                    since = since.or(Some(call.start));
+                }
+                Some(_) => since = None,
+            }
+        }
+        since.or(Some(granted.start))
+    }
+}
+
 struct Evidence<'a> {
     calls: &'a [HoldingCall],
     grants: Vec<Grant<'a>>,
@@ -353,12 +372,16 @@ impl<'a> Evidence<'a> {
                     }
                 }
             }
-            (HoldingOp::Control { command, .. }, _) => {
-                if let HoldingCommand::Revoke(select) = command {
-                    let grants = self.grants.iter_mut();
-                    for grant in grants.filter(|grant| is_selected(select, grant)) {
-                        grant.ends.push(end(false));
-                    }
+            (
+                HoldingOp::Control {
+                    command: HoldingCommand::Revoke(select),
+                    ..
+                },
+                _,
+            ) => {
+                let grants = self.grants.iter_mut();
+                for grant in grants.filter(|grant| is_selected(select, grant)) {
+                    grant.ends.push(end(false));
                 }
             }
             (HoldingOp::Acquire { .. }, Some(HoldingAnswer::Acquired { expired, .. }))
@@ -534,8 +557,8 @@ impl<'a> Evidence<'a> {
                     continue;
                 }
                 if let (Some(own), Some(left)) = (own, self.ticket_since(other, grant.call))
-                    && self
-                        .line_since(own, grant.call)
+                    && own
+                        .line_since(grant.call)
                         .is_none_or(|start| left.end < Some(start))
                 {
                     let detail = format!("{} was granted before an earlier ticket", grant.token);
@@ -547,23 +570,6 @@ impl<'a> Evidence<'a> {
                 }
             }
         }
-    }
-
-    /// When an ask can have come into line, at the earliest, for its grant in a call.
-    fn line_since(&self, own: &Asked<'_>, granted: &HoldingCall) -> Option<u64> {
-        let mut since = None;
-        for (call, answer) in &own.calls {
-            if call.start >= granted.start {
-                break;
-            }
-            match answer {
-                Some(AcquiredNote::Busy { place: Some(_), .. }) | None => {
-                    since = since.or(Some(call.start));
-                }
-                Some(_) => since = None,
-            }
-        }
-        since.or(Some(granted.start))
     }
 
     /// The call that left a ticket that was surely there throughout a call, if there is one.

@@ -86,7 +86,7 @@ impl HoldingCase {
     /// Runs the case; panics if the store fails it.
     pub async fn run(&self, fixture: impl HoldingFixture) {
         run(fixture, async |driver: &HoldingDriver| {
-            (self.body)(driver).await
+            (self.body)(driver).await;
         })
         .await;
     }

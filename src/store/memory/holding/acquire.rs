@@ -86,7 +86,7 @@ impl State {
 
         let asked = (&ask.scopes[..], ask.mode);
         let in_the_way = family.overdue(now, |hold| {
-            hold.nonce.matches(&ask.nonce) || family.may_block(hold, asked)
+            hold.nonce.matches(&ask.nonce) || hold.may_block(asked)
         });
         let is_too_much = in_the_way.len() > most;
         let expired = in_the_way.into_iter().take(most);
@@ -186,13 +186,6 @@ impl Family {
             .collect();
         overdue.sort_unstable();
         overdue.into_iter().map(|(_, token)| token).collect()
-    }
-
-    /// Whether a holding can be in the way of an ask, if only by its units.
-    fn may_block(&self, hold: &Hold, asked: (&[Scope], Mode)) -> bool {
-        let both_units = hold.mode.units() > 0 && asked.1.units() > 0;
-        holding::conflict(hold.held(), asked)
-            || (both_units && holding::overlap(&hold.scopes, asked.0))
     }
 
     /// All that is in the way of an ask, which has a place in line or none.

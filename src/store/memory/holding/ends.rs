@@ -16,14 +16,12 @@ impl State {
             lapse,
             progress,
         } = beat;
-        let held = self.held_holding(&receipt);
-        // Past its deadline a holding is gone, whether or not its expiry has been recorded.
-        let Some((name, family)) =
-            held.filter(|(_, family)| family.holdings[&receipt.token].is_live(now))
-        else {
+        let Some((name, family)) = self.held_holding(&receipt) else {
             return HoldingRenewal::Fenced;
         };
-        let Some(hold) = family.holdings.get_mut(&receipt.token) else {
+        let hold = family.holdings.get_mut(&receipt.token);
+        // Past its deadline a holding is gone, whether or not its expiry has been recorded.
+        let Some(hold) = hold.filter(|hold| hold.is_live(now)) else {
             return HoldingRenewal::Fenced;
         };
         if progress.is_some() {

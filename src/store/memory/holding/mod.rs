@@ -203,6 +203,13 @@ impl Hold {
         (&self.scopes, self.mode)
     }
 
+    /// Whether it can be in the way of an ask, if only by its units.
+    fn may_block(&self, asked: (&[Scope], Mode)) -> bool {
+        let both_units = self.mode.units() > 0 && asked.1.units() > 0;
+        holding::conflict(self.held(), asked)
+            || (both_units && holding::overlap(&self.scopes, asked.0))
+    }
+
     fn latest(&self) -> Timestamp {
         holding::latest(self.deadline, self.age(), self.recalled_until)
     }
@@ -323,7 +330,7 @@ impl Family {
     }
 
     /// The nonces of tickets that can be granted and were not told so yet, in line.
-    fn to_wake(&mut self, now: Timestamp) -> Vec<Nonce> {
+    fn newly_grantable(&mut self, now: Timestamp) -> Vec<Nonce> {
         let mut woken = Vec::new();
         for place in self.tickets.keys().copied().collect::<Vec<_>>() {
             let is_grantable = self.is_grantable(place, now);
@@ -345,7 +352,7 @@ impl State {
     /// Something of the family has ended or was granted: wakes the tickets that may go.
     fn wake_tickets(&mut self, name: &FamilyName, now: Timestamp) {
         if let Some(family) = self.families.get_mut(name) {
-            let woken = family.to_wake(now);
+            let woken = family.newly_grantable(now);
             let names = woken.into_iter().map(|nonce| (name.clone(), nonce));
             self.woken.extend(names);
         }

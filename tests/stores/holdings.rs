@@ -113,6 +113,10 @@ impl HoldingStore for Broken {
         "broken"
     }
 
+    async fn dedicated(&self) -> Result<Arc<dyn HoldingStore>> {
+        self.inner.dedicated().await
+    }
+
     async fn open_session(&self) -> Result<SessionId> {
         self.inner.open_session().await
     }

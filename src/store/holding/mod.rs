@@ -5,12 +5,14 @@
 //! revocation on record, a ledger. It has no payload, no attempts and no retry. What conflicts with
 //! what is decided in [`rules::holding`](crate::rules::holding).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 
 use super::{ReapRequest, SessionId};
 use crate::error::Result;
+use crate::job::Namespace;
 
 mod call;
 mod view;
@@ -55,6 +57,19 @@ pub use view::{
 pub trait HoldingStore: Send + Sync + 'static {
     /// One word for errors, labels and people, as [`Store::name`](super::Store::name).
     fn name(&self) -> &'static str;
+
+    /// The application's share of the store, as [`Store::namespace`](super::Store::namespace).
+    fn namespace(&self) -> Namespace {
+        Namespace::default()
+    }
+
+    /// A handle to the same store for another runtime, as
+    /// [`Store::dedicated`](super::Store::dedicated): holdings are renewed on a thread of their
+    /// own.
+    ///
+    /// # Errors
+    /// Any that opening the store can give.
+    async fn dedicated(&self) -> Result<Arc<dyn HoldingStore>>;
 
     /// Opens a session, under which calls can be repeated: one of the store's, good for both
     /// traits.

@@ -7,7 +7,7 @@ use leasehold::ErrorKind;
 use leasehold::inspect::Page;
 use leasehold::lease::FencingToken;
 use leasehold::store::holding::{
-    Acquired, FamilySettings, HoldingCommand, HoldingEnd, HoldingFilter, HoldingQuery,
+    Acquired, FamilySettings, HoldingBeat, HoldingCommand, HoldingEnd, HoldingFilter, HoldingQuery,
     HoldingRenewal, HoldingSelect, HoldingViews, Released,
 };
 
@@ -214,6 +214,28 @@ pub async fn views_show_what_is_there(d: &HoldingDriver) {
     assert_eq!(known.holdings[0].token, second.receipt.token);
     assert!(matches!(
         d.acquire(&ask(path("/a"))).await,
+        Acquired::Busy(_)
+    ));
+}
+
+/// A handle for another runtime is one to the same store.
+pub async fn a_dedicated_handle_is_the_same_store(d: &HoldingDriver) {
+    let other = d.store().dedicated().await.expect("a handle");
+    assert_eq!(
+        (other.name(), other.namespace()),
+        (d.store().name(), d.store().namespace())
+    );
+    let held = d.held(&ask(name("a"))).await;
+    d.advance(secs(20)).await;
+    let beat = HoldingBeat::of(held.receipt.clone());
+    let told = HoldingRenewal::Held {
+        granted: TERM,
+        recalled: None,
+    };
+    assert_eq!(other.renew(vec![beat]).await.expect("renew"), [told]);
+    d.advance(secs(50)).await;
+    assert!(matches!(
+        d.acquire(&ask(name("a"))).await,
         Acquired::Busy(_)
     ));
 }

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::history::digest;
 use leasehold::clock::Timestamp;
+use leasehold::job::Namespace;
 use leasehold::lease::{FencingToken, HoldingReceipt};
 use leasehold::rules::holding::{FamilyName, Mode, Scope};
 use leasehold::store::holding::{
@@ -312,6 +313,16 @@ impl fmt::Debug for RecordingHoldings {
 impl HoldingStore for RecordingHoldings {
     fn name(&self) -> &'static str {
         self.inner.name()
+    }
+
+    fn namespace(&self) -> Namespace {
+        self.inner.namespace()
+    }
+
+    async fn dedicated(&self) -> Result<Arc<dyn HoldingStore>> {
+        let inner = self.inner.dedicated().await?;
+        let history = self.history.clone();
+        Ok(Arc::new(Self::new(inner, history, self.process)))
     }
 
     async fn open_session(&self) -> Result<SessionId> {

@@ -86,6 +86,7 @@ macro_rules! __holding_cases {
                 a_recall_shortens_no_deadline
                 commands_are_checked
                 views_show_what_is_there
+                a_dedicated_handle_is_the_same_store
             }
             repeats {
                 acquire_grants_once

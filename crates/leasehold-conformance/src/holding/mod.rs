@@ -15,7 +15,7 @@
 //! # fn main() {}
 //! ```
 //!
-//! Any [`Fixture`](crate::Fixture) will do whose store has holdings. A store of holdings alone
+//! Any [`Fixture`] will do whose store has holdings. A store of holdings alone
 //! implements [`HoldingFixture`]. Every call of a case is recorded, and at its end the
 //! [`checker`] judges them, with what the store's ledgers say.
 

@@ -37,6 +37,10 @@ impl HoldingStore for MemoryStore {
         Store::name(self)
     }
 
+    async fn dedicated(&self) -> Result<Arc<dyn HoldingStore>> {
+        Ok(Arc::new(self.clone()))
+    }
+
     async fn open_session(&self) -> Result<SessionId> {
         Store::open_session(self).await
     }

@@ -8,8 +8,10 @@ use super::driver::{
 use leasehold::lease::Nonce;
 use leasehold::limits;
 use leasehold::rules::holding::{FamilyName, Mode, Scope};
-use leasehold::store::holding::Checked;
-use leasehold::store::holding::{Acquired, Ask, FamilySettings, HoldingCommand, Missing, Refusal};
+use leasehold::store::holding::{
+    Acquired, Ask, Checked, FamilySettings, HoldingCommand, HoldingRenewal, Missing, Refusal,
+    Released,
+};
 
 /// Asserts that the two conflict, in both orders, and are compatible again after the release.
 async fn conflict(d: &HoldingDriver, a: &Ask, b: &Ask) {
@@ -138,6 +140,42 @@ pub async fn tokens_grow(d: &HoldingDriver) {
         assert!(next.receipt.token > last.receipt.token);
         last = next;
     }
+}
+
+/// Tokens grow while the clock is behind, and the answer says by how much it is.
+pub async fn tokens_grow_when_the_clock_is_set_back(d: &HoldingDriver) {
+    let before = d.held(&ask(name("a"))).await;
+    d.release(&before).await;
+    d.set_back(secs(3600)).await;
+    let again = ask(name("a"));
+    let answer = d.acquire_all(&[&again]).await;
+    let Acquired::Granted(after) = &answer.answers[0] else {
+        panic!("{answer:?}");
+    };
+    assert!(after.receipt.token > before.receipt.token);
+    assert_eq!(after.granted, TERM);
+    assert!(answer.clock_behind >= Some(secs(3600)), "{answer:?}");
+}
+
+/// What has expired stays so when the clock is set back; what is held stays held.
+pub async fn a_clock_set_back_revives_nothing(d: &HoldingDriver) {
+    let old = d.held(&ask(name("a"))).await;
+    d.advance(TERM).await;
+    let new = d.held(&ask(name("a"))).await;
+    d.set_back(secs(30)).await;
+    d.unchanged(async || {
+        assert_eq!(d.renew(&old).await, HoldingRenewal::Fenced);
+        assert_eq!(d.release(&old).await, Released::Fenced);
+        let expired = Checked::Fenced(Missing::Expired);
+        assert_eq!(d.check(&old.receipt, name("a")).await, expired);
+        d.busy(&ask(name("a"))).await;
+    })
+    .await;
+    let ended = Released::Ended {
+        late: false,
+        saved: false,
+    };
+    assert_eq!(d.release(&new).await, ended);
 }
 
 /// What is granted is the term, cut by the maximum lifetime.

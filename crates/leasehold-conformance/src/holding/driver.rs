@@ -28,6 +28,9 @@ pub(super) const TERM: Duration = Duration::from_secs(60);
 /// The maximum lifetime of the driver's asks.
 pub(super) const LIFETIME: Duration = Duration::from_secs(3600);
 
+/// What the history calls the beginning: only differences count.
+const START: Timestamp = Timestamp::from_micros(1_000_000_000_000);
+
 /// The family of most cases.
 pub(super) fn family() -> FamilyName {
     FamilyName::new("merge").expect("a good name")
@@ -123,7 +126,7 @@ pub struct HoldingDriver {
     session: Mutex<(SessionId, Timestamp)>,
     seq: Mutex<u64>,
     history: HoldingHistory,
-    now: Arc<Mutex<Timestamp>>,
+    now: Mutex<Timestamp>,
 }
 
 impl fmt::Debug for HoldingDriver {
@@ -144,17 +147,16 @@ impl HoldingDriver {
     /// A driver of another store than the fixture's: one that stands in front of it.
     pub async fn with(fixture: Arc<dyn HoldingFixture>, store: Arc<dyn HoldingStore>) -> Self {
         let history = HoldingHistory::default();
-        // Only differences count.
-        history.set_clock(Timestamp::ZERO);
+        history.set_clock(START);
         let store = Arc::new(RecordingHoldings::new(store, history.clone(), 0));
         let session = store.open_session().await.expect("a session");
         Self {
             fixture,
             store,
-            session: Mutex::new((session, Timestamp::ZERO)),
+            session: Mutex::new((session, START)),
             seq: Mutex::default(),
             history,
-            now: Arc::default(),
+            now: Mutex::new(START),
         }
     }
 
@@ -183,6 +185,14 @@ impl HoldingDriver {
             let id = self.store.open_session().await.expect("a session");
             *session() = (id, now);
         }
+    }
+
+    /// Puts the store's clock back.
+    pub async fn set_back(&self, by: Duration) {
+        self.fixture.set_back_holdings(by).await;
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        *now = now.before(by);
+        self.history.set_clock(*now);
     }
 
     /// The next request id.

@@ -14,6 +14,8 @@ macro_rules! __holding_cases {
                 all_or_none
                 asks_are_served_in_order
                 tokens_grow
+                tokens_grow_when_the_clock_is_set_back
+                a_clock_set_back_revives_nothing
                 grants_the_term
                 busy_names_the_holders
                 busy_names_eight_holders

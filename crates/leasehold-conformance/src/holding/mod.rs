@@ -50,6 +50,9 @@ pub trait HoldingFixture: Send + Sync + 'static {
 
     /// Moves the store's clock forward.
     async fn advance_holdings(&self, by: Duration);
+
+    /// Puts the store's clock back: clocks do that.
+    async fn set_back_holdings(&self, by: Duration);
 }
 
 #[async_trait]
@@ -60,6 +63,10 @@ impl<F: Fixture> HoldingFixture for F {
 
     async fn advance_holdings(&self, by: Duration) {
         self.advance(by).await;
+    }
+
+    async fn set_back_holdings(&self, by: Duration) {
+        self.set_back(by).await;
     }
 }
 

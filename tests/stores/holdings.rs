@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use leasehold::Result;
 use leasehold::async_trait;
 use leasehold::clock::ManualClock;
 use leasehold::lease::{HoldingReceipt, Nonce};
@@ -20,8 +19,12 @@ use leasehold::store::holding::{
     SaveRequest, SavedState, TicketName,
 };
 use leasehold::store::{HoldingStore, MemoryStore, ReapRequest, RequestId, SessionId};
+use leasehold::{FencingToken, Result};
 use leasehold_conformance::ManualFixture;
 use leasehold_conformance::holding::checker::{HoldingRule, check};
+use leasehold_conformance::holding::history::{
+    AcquiredNote, HoldingAnswer, HoldingCall, HoldingOp,
+};
 use leasehold_conformance::holding::{HoldingDriver, HoldingFixture, random};
 
 #[expect(clippy::unused_async, reason = "other stores have to wait for theirs")]
@@ -301,6 +304,57 @@ async fn a_store_that_gives_too_many_units_is_caught() {
     calls.remove(2);
     let rules: Vec<_> = check(&calls, &[]).into_iter().map(|it| it.rule).collect();
     assert_eq!(rules, [HoldingRule::TooManyUnits]);
+}
+
+/// A history of two holders, one after the other, with a repeat; and the same, told wrongly.
+#[tokio::test]
+async fn histories_that_are_told_wrongly_are_caught() {
+    let driver = HoldingDriver::new(Arc::new(memory().await)).await;
+    let ask = |nonce| Ask {
+        family: FamilyName::new("merge").unwrap(),
+        scopes: vec![Scope::name("a").unwrap()],
+        mode: Mode::Exclusive,
+        owner: "w".into(),
+        task: "t".into(),
+        nonce: Nonce::from_bytes([nonce; 16]),
+        term: Duration::from_secs(9),
+        max_lifetime: Duration::from_secs(9),
+        wait: false,
+    };
+    let first = driver.held(&ask(1)).await;
+    driver.release(&first).await;
+    let request = driver.acquire_request(&[&ask(2)]);
+    for _ in 0..2 {
+        driver.store().acquire(request.clone()).await.unwrap();
+    }
+    let calls = driver.history().calls();
+    assert_eq!(check(&calls, &driver.families().await), []);
+    let rules = |calls: &[HoldingCall]| -> Vec<HoldingRule> {
+        check(calls, &[]).into_iter().map(|it| it.rule).collect()
+    };
+    let with_token = |call: &HoldingCall, number| {
+        let mut call = call.clone();
+        if let Some(HoldingAnswer::Acquired { answers, .. }) = &mut call.answer
+            && let AcquiredNote::Granted { token, .. } = &mut answers[0]
+        {
+            *token = FencingToken::new(number);
+        }
+        call
+    };
+    let smaller = with_token(&calls[2], 7);
+    let went_back = [calls[0].clone(), calls[1].clone(), smaller];
+    assert_eq!(rules(&went_back), [HoldingRule::TokenWentBack]);
+    let another = [&calls[..3], &[with_token(&calls[3], u64::MAX)]].concat();
+    assert_eq!(rules(&another), [HoldingRule::RepeatAnsweredAnew]);
+    let mut twice = calls[1].clone();
+    (twice.start, twice.end) = (90, Some(91));
+    if let HoldingOp::Release { request, .. } = &mut twice.op {
+        request.seq = 90;
+    }
+    let twice = [&calls[..2], &[twice]].concat();
+    assert_eq!(rules(&twice), [HoldingRule::EndedTwice]);
+    let no_release = [calls[0].clone(), calls[2].clone()];
+    assert_eq!(rules(&no_release), [HoldingRule::TwoHoldings]);
 }
 
 /// Every row of the rules' table of conflicts, for a holding and for a ticket that comes first.

@@ -37,6 +37,11 @@ pub enum Verb {
     Inspect,
     Wait,
     Prune,
+    Acquire,
+    Release,
+    Save,
+    Commit,
+    Check,
 }
 
 impl Verb {
@@ -51,6 +56,10 @@ impl Verb {
             Self::Reap => 5,
             Self::Control => 6,
             Self::Prune => 7,
+            Self::Acquire => 8,
+            Self::Release => 9,
+            Self::Save => 10,
+            Self::Commit => 11,
             _ => 0,
         }
     }
@@ -71,6 +80,11 @@ impl Verb {
             Self::Inspect => "inspect",
             Self::Wait => "wait",
             Self::Prune => "prune",
+            Self::Acquire => "acquire",
+            Self::Release => "release",
+            Self::Save => "save",
+            Self::Commit => "commit",
+            Self::Check => "check",
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub use crate::history::{Cause, DeclineCause, EndedLease, LeaseEnd, Progress};
-pub use crate::receipt::{Nonce, Receipt};
+pub use crate::receipt::{HoldingReceipt, Nonce, Receipt};
 pub use crate::terms::LeaseTerms;
 pub use crate::token::FencingToken;
 

@@ -55,8 +55,8 @@
 //! | `transaction/`, `atomic_redis.rs`, `ending.rs` | effect, checkpoint and settlement in one transaction, or in one Redis script |
 //! | `worker/` | the runtime: `claimer`, `slots`, `renewer`, `settler`, `reaper`, `pruner`; `outcome.rs` decides what the end of a handler means (done, retry, dead), `lost.rs` what a lost lease means; `config.rs` describes a worker, `mod.rs` wires the parts |
 //! | `calls/` | calling a store so that repeats are safe: session, lane, merge |
-//! | `store/` | the [`Store`] trait, and a folder per engine with a file per verb: `memory`, `sqlite`, `postgres`, `redis`; `cursor.rs` is what the SQL stores share |
-//! | `rules/` | pure functions: what may happen to a job, what each end of a lease means, which token is next |
+//! | `store/` | the [`Store`] trait, and a folder per engine with a file per verb: `memory`, `sqlite`, `postgres`, `redis`; `cursor.rs` is what the SQL stores share; `holding/` is the trait of locks and permits, which memory has so far |
+//! | `rules/` | pure functions: what may happen to a job, what each end of a lease means, which token is next, what holdings conflict |
 //! | `job.rs`, `lease.rs`, `token.rs`, `receipt.rs`, `terms.rs`, `settings.rs`, `history.rs`, `names.rs`, `limits.rs`, `error.rs`, `sqlite_error.rs` | values |
 //! | `driver/` | what a PostgreSQL driver has to be able to do, and the limits on a transaction under a lease |
 //! | `panics.rs`, `point.rs` | catching panics of user code; where a test can make a handler stand still |

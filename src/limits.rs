@@ -54,6 +54,32 @@ pub const DURATION_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 pub const SESSION_IDLE: Duration = Duration::from_secs(600);
 /// Tokens listed in one audit record.
 pub(crate) const AUDIT_TOKENS: usize = 100;
+/// Bytes in a name, a path or a resource that can be held.
+pub const SCOPE_BYTES: usize = 256;
+/// Components of a path that can be held: each is a look-up when an ancestor is sought.
+pub const PATH_COMPONENTS: usize = 32;
+/// The end of the longest range: the largest number that a double and a Lua number hold exactly.
+pub const OFFSET_MAX: u64 = 1 << 53;
+/// Scopes in one ask for a holding.
+pub const ASK_SCOPES: usize = 16;
+/// Bytes of state under a holding.
+pub const STATE_BYTES: usize = 64 * 1024;
+/// How long a ticket lives unless its waiter asks again.
+pub const TICKET_TERM: Duration = Duration::from_secs(3);
+/// Holders that the answer *busy* names.
+pub const BUSY_HOLDERS: usize = 8;
+/// Tickets that one step wakes: bounds how long a step is when a whole line may go.
+pub const STEP_WAKES: usize = 64;
+/// Waiting tickets are counted up to this many: asking must stay cheap.
+pub const WAITING: u64 = 1_000;
+/// Partitions of a family.
+pub const PARTITIONS: u16 = 1_024;
+/// How long a scope is remembered after its last holding or ticket.
+pub const SCOPE_RETENTION: Duration = Duration::from_secs(24 * 3600);
+/// The same for a scope with state.
+pub const STATE_RETENTION: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Scopes in a sample of those that are waited for.
+pub const CONTENDED: usize = 100;
 /// Rows in one page of an inspection.
 pub const PAGE_ROWS: usize = 1_000;
 

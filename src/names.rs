@@ -161,6 +161,10 @@ name!(
     /// The name of an application's share of a store.
     Namespace, "namespace"
 );
+name!(
+    /// The name of a family: a set of holdings with its own settings and ledger.
+    FamilyName, "family"
+);
 
 impl Default for QueueName {
     fn default() -> Self {

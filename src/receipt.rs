@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::names::{JobId, QueueName};
+use crate::names::{FamilyName, JobId, QueueName};
 use crate::token::FencingToken;
 
 /// 128 bits of the client's OS randomness, drawn for one claim.
@@ -32,6 +32,18 @@ impl Nonce {
     /// The nonce's bytes.
     pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
+    }
+
+    /// A nonce from 32 hexadecimal digits.
+    fn from_hex(text: &str) -> Option<Self> {
+        if text.len() != 32 || !text.bytes().all(|c| c.is_ascii_hexdigit()) {
+            return None;
+        }
+        let mut bytes = [0; 16];
+        for (byte, at) in bytes.iter_mut().zip((0..32).step_by(2)) {
+            *byte = u8::from_str_radix(&text[at..at + 2], 16).ok()?;
+        }
+        Some(Self(bytes))
     }
 
     /// Equal, in a time that does not tell where they differ.
@@ -140,20 +152,96 @@ impl FromStr for Receipt {
         let [queue, partition, grant, token, job, proof] = parts[..] else {
             return Err(malformed());
         };
-        if proof.len() != 32 || !proof.bytes().all(|c| c.is_ascii_hexdigit()) {
-            return Err(malformed());
-        }
-        let mut nonce = [0; 16];
-        for (byte, at) in nonce.iter_mut().zip((0..32).step_by(2)) {
-            *byte = u8::from_str_radix(&proof[at..at + 2], 16).map_err(|_| malformed())?;
-        }
         let receipt = Self {
             queue: QueueName::new(queue)?,
             partition: partition.parse().map_err(|_| malformed())?,
             grant: grant.parse()?,
             token: token.parse()?,
             job: job.parse()?,
-            nonce: Nonce(nonce),
+            nonce: Nonce::from_hex(proof).ok_or_else(malformed)?,
+        };
+        // One receipt has one text: leading zeros, signs and capitals are not its own.
+        if receipt.to_string() != text {
+            return Err(malformed());
+        }
+        Ok(receipt)
+    }
+}
+
+/// Opaque, unguessable proof of one holding.
+///
+/// It names the holding by family, partition and token, and proves it by the ask's randomness,
+/// which the store compares. `Debug` hides the proof; [`Display`](fmt::Display) writes it out, to
+/// be handed to another process.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct HoldingReceipt {
+    #[doc(hidden)]
+    pub family: FamilyName,
+    #[doc(hidden)]
+    pub partition: u16,
+    #[doc(hidden)]
+    pub token: FencingToken,
+    #[doc(hidden)]
+    pub nonce: Nonce,
+}
+
+impl HoldingReceipt {
+    /// The family of the holding.
+    pub fn family(&self) -> &FamilyName {
+        &self.family
+    }
+
+    /// The partition of the family.
+    pub fn partition(&self) -> u16 {
+        self.partition
+    }
+
+    /// The token of the holding.
+    pub fn token(&self) -> FencingToken {
+        self.token
+    }
+
+    /// The proof.
+    pub fn nonce(&self) -> &Nonce {
+        &self.nonce
+    }
+}
+
+impl fmt::Debug for HoldingReceipt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HoldingReceipt({} token {} …)", self.family, self.token)
+    }
+}
+
+impl fmt::Display for HoldingReceipt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            family,
+            partition,
+            token,
+            nonce,
+        } = self;
+        write!(f, "{family}/{partition}/{token}/")?;
+        nonce.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl FromStr for HoldingReceipt {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        let malformed = || {
+            let found = format!("{} bytes of text", text.len());
+            Error::invalid("receipt", found, "family/partition/token/proof")
+        };
+        let parts: Vec<&str> = text.split('/').collect();
+        let [family, partition, token, proof] = parts[..] else {
+            return Err(malformed());
+        };
+        let receipt = Self {
+            family: FamilyName::new(family)?,
+            partition: partition.parse().map_err(|_| malformed())?,
+            token: token.parse()?,
+            nonce: Nonce::from_hex(proof).ok_or_else(malformed)?,
         };
         // One receipt has one text: leading zeros, signs and capitals are not its own.
         if receipt.to_string() != text {
@@ -211,6 +299,19 @@ mod tests {
         }
         assert!(!format!("{receipt:?}").contains("abab"));
         assert!("a/b/c".parse::<Receipt>().is_err());
+        let holding = HoldingReceipt {
+            family: FamilyName::new("merge").unwrap(),
+            partition: 2,
+            token: FencingToken::new(23),
+            nonce: Nonce([0xab; 16]),
+        };
+        let of_holding = holding.to_string();
+        assert_eq!(of_holding.parse::<HoldingReceipt>().unwrap(), holding);
+        assert!(!format!("{holding:?}").contains("abab"));
+        for wrong in ["", "merge/2/23/", "merge/2/+23/ab", &of_holding[1..]] {
+            let read = wrong.parse::<HoldingReceipt>();
+            assert_ne!(read.ok(), Some(holding.clone()), "{wrong}");
+        }
         let capitals = text.to_uppercase().replace("MAIL", "mail");
         assert!(capitals.parse::<Receipt>().is_err());
     }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | this one | which moves between states exist: [`TRANSITIONS`] |
 //! | [`ends`] | what becomes of a job when its lease ends |
+//! | [`holding`] | what a holding is on, what conflicts with what, until when it lives |
 //! | [`issue`] | which token the next lease gets |
 //! | [`order`] | which job is claimed next, how jobs are cut into grants, when a grant is over |
 //!
@@ -14,6 +15,7 @@
 //! The guide's page [`life`](crate::guide::life) has a diagram of the moves.
 
 pub mod ends;
+pub mod holding;
 pub mod issue;
 pub mod order;
 #[doc(hidden)]

@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::ends::{self, End, LeaseFacts, Next, Outcome, Settling};
+use super::holding::{self, Mode, Scope};
 use super::issue::{Issuer, WhenBehind};
 use super::order;
 use crate::clock::{Timestamp, micros};
@@ -594,4 +595,74 @@ pub fn keys() -> Vec<KeyVector> {
         }
     }
     vectors
+}
+
+/// Two asks, and whether the first is in the way of the second.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct ConflictVector {
+    /// How many units the family gives each name.
+    pub units: u32,
+    /// What is held, or waited for.
+    pub first: (Vec<Scope>, Mode),
+    /// What is asked for then.
+    pub second: (Vec<Scope>, Mode),
+    /// Whether a live holding of the first keeps the second away.
+    pub holding_blocks: bool,
+    /// Whether an earlier ticket of the first does.
+    pub ticket_blocks: bool,
+    /// Whether everything of the second is within something of the first.
+    pub covers: bool,
+}
+
+/// What conflicts with what: all pairs of some scopes and modes.
+///
+/// # Panics
+/// Never: the scopes are good ones.
+pub fn conflicts() -> Vec<ConflictVector> {
+    const UNITS: u32 = 3;
+    let texts: [&[&str]; 16] = [
+        &["name:a"],
+        &["name:b"],
+        &["name:a", "name:b"],
+        &["name:/a"],
+        &["name:a", "path:/a/b"],
+        &["path:/"],
+        &["path:/a"],
+        &["path:/a/b"],
+        &["path:/a/b/c", "path:/d"],
+        &["path:/a."],
+        &["path:/ab"],
+        &["range:0..10:a"],
+        &["range:9..11:a"],
+        &["range:10..20:a"],
+        &["range:0..9007199254740992:a"],
+        &["range:0..10:/a"],
+    ];
+    let mut asks = Vec::new();
+    for texts in texts {
+        let scopes = texts.iter().map(|text| text.parse().expect("a good scope"));
+        let scopes: Vec<Scope> = scopes.collect();
+        let modes = [Mode::Exclusive, Mode::Shared];
+        let units = (1..=UNITS).map(Mode::Units);
+        let modes = modes.into_iter().chain(units);
+        let modes = modes.filter(|mode| holding::check_ask(&scopes, *mode).is_ok());
+        asks.extend(modes.map(|mode| (scopes.clone(), mode)));
+    }
+    let pairs = asks.iter().flat_map(|a| asks.iter().map(move |b| (a, b)));
+    let vectors = pairs.map(|(first, second)| {
+        let (a, b) = ((&first.0[..], first.1), (&second.0[..], second.1));
+        let free = holding::free_units(UNITS, 0, first.1.units());
+        let is_short = first.1.units() > 0 && free < second.1.units();
+        let within = |part: &Scope| first.0.iter().any(|scope| scope.covers(part));
+        ConflictVector {
+            units: UNITS,
+            first: first.clone(),
+            second: second.clone(),
+            holding_blocks: holding::conflict(a, b)
+                || (is_short && holding::overlap(&first.0, &second.0)),
+            ticket_blocks: holding::ticket_conflict(a, b),
+            covers: second.0.iter().all(within),
+        }
+    });
+    vectors.collect()
 }

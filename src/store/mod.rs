@@ -30,6 +30,7 @@ pub(crate) mod cursor;
 #[cfg(feature = "doctor")]
 #[allow(missing_docs, reason = "hidden: for the command")]
 pub(crate) mod health;
+pub mod holding;
 #[cfg(feature = "doctor")]
 pub(crate) mod load;
 pub(crate) mod memory;
@@ -53,6 +54,7 @@ pub use call::{
 pub(crate) use call::{InHand, bounded, weighed};
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) use call::{PruneKeys, named};
+pub use holding::HoldingStore;
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresOptions, PostgresStore};
@@ -96,6 +98,12 @@ pub trait Store: Send + Sync + 'static {
     /// The store's own type, for calls inside the caller's transaction. None, the default, for
     /// stores that offer none, and for wrappers that would be passed by.
     fn native(&self) -> Option<&dyn Any> {
+        None
+    }
+
+    /// The store's other half: holdings. None, the default, for stores and wrappers that offer
+    /// none.
+    fn holdings(&self) -> Option<Arc<dyn HoldingStore>> {
         None
     }
 

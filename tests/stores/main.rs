@@ -12,5 +12,7 @@ mod checker;
 mod conformance;
 #[cfg(unix)]
 mod conformance_redis;
+mod holdings;
+mod holdings_model;
 mod property;
 mod vectors;

@@ -60,6 +60,7 @@ pub mod expire;
 pub mod fence;
 mod fences;
 pub mod history;
+pub mod holding;
 pub mod inspect;
 mod jobs;
 pub mod keys;

@@ -168,7 +168,7 @@ impl State {
     }
 }
 
-fn paged<T>(rows: impl Iterator<Item = T>, page: &Page) -> Result<Paged<T>> {
+pub(super) fn paged<T>(rows: impl Iterator<Item = T>, page: &Page) -> Result<Paged<T>> {
     bounded("rows", page.rows, limits::PAGE_ROWS)?;
     let start = match &page.after {
         None => 0,

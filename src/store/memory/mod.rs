@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use super::holding::{Acquisition, Committed, HoldingStore, Reaped, Released, SavedState};
 use super::wake::Wakers;
 use super::{
     Beat, CheckpointRequest, Checkpointed, ClaimRequest, Claimed, ControlRequest, Controlled,
@@ -25,14 +26,17 @@ use crate::job::{JobId, QueueName};
 use crate::lease::{FencingToken, Nonce, Progress, Verdict};
 use crate::limits;
 use crate::rules::ends::LeaseFacts;
+use crate::rules::holding::FamilyName;
 use crate::rules::issue::Issuer;
 use claim::FirstClaim;
+use holding::{Family, Waiters};
 use place::{Queue, Stored};
 
 mod checkpoint;
 mod claim;
 mod control;
 mod enqueue;
+mod holding;
 mod inspect;
 mod place;
 mod prune;
@@ -51,6 +55,7 @@ struct Shared {
     /// Never held across an await.
     state: Mutex<State>,
     wakers: Wakers,
+    waiters: Waiters,
 }
 
 impl MemoryStore {
@@ -66,6 +71,7 @@ impl MemoryStore {
             clock: Arc::new(clock),
             state: Mutex::new(state),
             wakers: Wakers::default(),
+            waiters: Waiters::default(),
         };
         Self {
             shared: Arc::new(shared),
@@ -112,11 +118,15 @@ impl MemoryStore {
         Ok(answer)
     }
 
-    /// The step is done: wakes those who sleep on the queues that it gave work to.
+    /// The step is done: wakes those who sleep on the queues that it gave work to, or with tickets
+    /// that may be granted now.
     fn wake(&self, mut state: MutexGuard<'_, State>) {
         for ((queue, suspect), jobs) in std::mem::take(&mut state.wakeups) {
             let queue = &state.queues[queue].name;
             self.shared.wakers.wake(queue, suspect, jobs);
+        }
+        for (family, nonce) in std::mem::take(&mut state.woken) {
+            self.shared.waiters.wake(&family, &nonce);
         }
     }
 }
@@ -139,6 +149,10 @@ impl fmt::Debug for MemoryStore {
 impl Store for MemoryStore {
     fn name(&self) -> &'static str {
         "memory"
+    }
+
+    fn holdings(&self) -> Option<Arc<dyn HoldingStore>> {
+        Some(Arc::new(self.clone()))
     }
 
     async fn dedicated(&self) -> Result<Arc<dyn Store>> {
@@ -289,6 +303,9 @@ struct State {
     step: u64,
     /// Wake-ups to give once the step is done: how many, by queue and whether for a suspect.
     wakeups: BTreeMap<(usize, bool), usize>,
+    families: BTreeMap<FamilyName, Family>,
+    /// Tickets to wake once the step is done.
+    woken: Vec<(FamilyName, Nonce)>,
 }
 
 struct GrantState {
@@ -358,6 +375,12 @@ struct Answers {
     reap: Option<Vec<Expiry>>,
     control: Option<Controlled>,
     prune: Option<u64>,
+    acquire: Option<Acquisition>,
+    release: Option<Vec<Released>>,
+    save: Option<Vec<SavedState>>,
+    commit: Option<Vec<Committed>>,
+    reap_holdings: Option<Reaped>,
+    holding_control: Option<u64>,
 }
 
 impl State {
@@ -373,6 +396,8 @@ impl State {
             seq: 0,
             step: 0,
             wakeups: BTreeMap::new(),
+            families: BTreeMap::new(),
+            woken: Vec::new(),
         }
     }
 

@@ -146,13 +146,18 @@ async fn what_is_at_risk_is_named() {
     assert_eq!(report.level("statements"), "risk");
     assert!(report.found("statements").contains("20 ms"));
 
-    let wrong = leasehold(&["doctor", &server.url().replace("/postgres", "/nowhere")]);
-    assert_eq!(wrong.status.code(), Some(1), "{wrong:?}");
-    let complaint = String::from_utf8(wrong.stderr).unwrap();
-    assert!(
-        complaint.contains("\"nowhere\" does not exist"),
-        "{complaint}"
-    );
+    for (known, code) in [("postgres@", 3), ("/postgres", 1)] {
+        let unknown = known.replace("postgres", "nowhere");
+        let url = server.url();
+        let (before, after) = url.rsplit_once(known).unwrap();
+        let wrong = leasehold(&["doctor", &format!("{before}{unknown}{after}")]);
+        assert_eq!(wrong.status.code(), Some(code), "{wrong:?}");
+        let complaint = String::from_utf8(wrong.stderr).unwrap();
+        assert!(
+            complaint.contains("\"nowhere\" does not exist"),
+            "{complaint}"
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

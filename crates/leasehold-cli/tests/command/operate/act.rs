@@ -183,7 +183,7 @@ async fn dead_jobs_are_retried_and_purged_by_what_they_died_of(new: New) {
     place.refused(
         &["dead", "purge", "--match", "mailbox"],
         2,
-        "purge 1 dead job: say --yes",
+        "purge 1 dead job: pass --yes",
     );
     place.refused(
         &["dead", "purge", &stage.dead[0].to_string(), "--yes"],

@@ -22,8 +22,8 @@ CREATE TABLE "leasehold".meta (
     id      uuid    NOT NULL DEFAULT gen_random_uuid()
 );
 
--- The row is the lock of its queue for claims and commands. Enqueue, settle and renew never wait
--- for it.
+-- The row is the lock of its queue for claims and commands. Enqueue, settle and renew wait for it
+-- only if the clock was set back, or if a fence's mark raises the floor.
 CREATE TABLE "leasehold".queue (
     id        integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     namespace text COLLATE "C" NOT NULL,

@@ -10,8 +10,8 @@ use crate::token::FencingToken;
 /// step as the grant.
 ///
 /// A counter that is rolled back with its store issues old tokens again, and fences let a stale
-/// owner pass. This follows the clock, so that an issuer that lost its memory starts above everything it gave
-/// before.
+/// owner pass. This follows the clock, so that an issuer that lost its memory starts above
+/// everything it gave before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Issuer {
     /// The last token given.

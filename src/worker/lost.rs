@@ -18,7 +18,8 @@
 //! 4. Nothing is settled, whatever the handler returns ([`outcome`](super::outcome)). Only a lease
 //!    that ran out before its handler started is handed back.
 //! 5. In the store a lease that was refused is already gone, and any other expires at its deadline;
-//!    a stalled one with the next renewal of its grant, which names it as lapsed until the store has answered ([`renewer`](super::renewer)).
+//!    a stalled one with the next renewal of its grant, which names it as lapsed until the store
+//!    has answered ([`renewer`](super::renewer)).
 //!
 //! Once its handler has ended, a lease can no longer be lost. It waits for the verdict on its
 //! settlement: the store decides.

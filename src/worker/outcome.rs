@@ -5,7 +5,7 @@
 //! | returned `Ok` | completed |
 //! | failed, panicked or timed out | retried after the policy's delay; dead after too many failures |
 //! | asked to be retried, snoozed or buried | as it asked |
-//! | returned an error after it was told to stop | handed back: a deploy must not move a job toward dead |
+//! | returned an error after it was told to stop | handed back: a deploy must not count against it |
 //! | was dropped, or never started | handed back |
 //! | does not exist, or cannot read the job | [declined](super::declines), or dead after a time |
 //! | said that the lease is lost | nothing is settled, and the lease lapses |

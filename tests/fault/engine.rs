@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use leasehold::store::PostgresStore;
+
 use crate::postgres_server::{self, Server};
 use crate::support::proxy::Proxy;
 use crate::support::proxy::Speech;
@@ -104,6 +106,16 @@ impl Host {
         match self {
             Self::Redis(_) => Proxy::start(self.port()).await,
             Self::Postgres { .. } => Proxy::speaking(Speech::Postgres, self.port()).await,
+        }
+    }
+
+    /// The tables are there, and on disk: what a crash takes is what comes after.
+    pub(crate) async fn keeps_its_tables(&self) {
+        if let Self::Postgres { .. } = self {
+            let url = format!("{}&migrate=true", self.url());
+            PostgresStore::open(&url).await.unwrap();
+            let db = self.server().client().await;
+            db.batch_execute("CHECKPOINT").await.unwrap();
         }
     }
 

@@ -67,10 +67,13 @@ async fn restarted(engine: Engine, case: &'static str, daily: usize) {
 
     // The control arm: it is the disk that keeps them.
     let mut host = engine.forgetful();
+    host.keeps_its_tables().await;
     let stage = Stage::at(host.url()).await;
     stage.waits(100, 0).await;
     host.crash();
-    while stage.world.client.queues().await.is_err() {}
+    while stage.world.client.queues().await.is_err() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     let lost = stage.finish([]).await.broke(Rule::JobLost);
     assert_eq!(lost, 100, "this test cannot fail");
     let control = format!("answered before it is on disk: {lost} of 100 jobs lost");

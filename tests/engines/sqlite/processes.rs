@@ -442,12 +442,16 @@ async fn a_job_of_one_process_wakes_another_at_once() {
         if p99 >= Duration::from_millis(50) {
             return Err(format!("woken after {p99:?}"));
         }
-        // How many milliseconds it takes is up to the machine, and to how the code was compiled:
-        // `leasehold bench --regime sqlite:` tells. Here they count where nothing else runs.
-        if crowd::in_campaign() && median > Duration::from_millis(2) {
+        // Two commits, one after the other, are the least. The campaign's disk has nothing else to
+        // do; on a slow one, what lies between them may take as long as a third.
+        let of_disk = if crowd::in_campaign() {
+            Duration::ZERO
+        } else {
+            3 * commit
+        };
+        if median > Duration::from_millis(2).max(of_disk) {
             return Err(format!("half of them start after {median:?} or more"));
         }
-        // In every run, those who are told are compared with those who ask, in the same round.
         if median * 2 > asking {
             return Err(format!("told after {median:?}, by asking after {asking:?}"));
         }
